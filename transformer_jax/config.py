@@ -1,0 +1,354 @@
+"""The config: every field, its default and its limits, in one place.
+
+A file in `configs/` returns a `ConfigDict` made by `default_config_dict()` with a few
+values changed. `load()` reads such a file through `ml_collections.config_flags`,
+applies `--config.a.b=value` overrides, and turns the result once into the frozen
+dataclasses below. From there every function is given its section, never the whole.
+"""
+
+import ast
+import dataclasses
+import difflib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from transformer_jax.errors import ConfigError
+
+CORPORA = ("phrases", "text", "tfds")
+SPLITS = ("train", "valid", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Which parallel text is read, and which side is translated into which."""
+
+    corpus: str = "text"  # one of CORPORA
+    source_lang: str = "en"  # translated from; for TFDS it picks the side
+    target_lang: str = "de"  # translated into
+    root: str = ""  # folder that relative file names below start from
+    train_source: str = ""  # file, or comma-separated files; plain or .gz
+    train_target: str = ""
+    valid_source: str = ""
+    valid_target: str = ""
+    test_source: str = ""
+    test_target: str = ""
+    tfds_name: str = ""  # such as wmt14_translate/de-en
+    tfds_dir: str = ""  # folder or bucket of prepared TFDS data; "" is TFDS's own
+    cache_dir: str = ""  # where tokenised corpora are kept; "" is WORKDIR/data
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerConfig:
+    """The joint SentencePiece vocabulary of source and target."""
+
+    vocab_size: int = 37_000  # pieces, special ids and byte pieces included
+    model_type: str = "bpe"  # bpe or unigram
+    model_path: str = ""  # an existing SentencePiece model, used as it is
+    character_coverage: float = 1.0  # share of characters that get a piece
+    byte_fallback: bool = True  # spell what has no piece in UTF-8 bytes
+    train_lines: int = 5_000_000  # lines sampled, by train.seed, to train it on
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    """How sentence pairs become arrays of fixed shapes."""
+
+    tokens: int = 25_000  # at most so many padded tokens a side, over all devices
+    buckets: int = 8  # array shapes, so also compilations, at the most
+    row_multiple: int = 8  # rows are a multiple of it; best a multiple of the devices
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The Transformer (Vaswani et al. 2017, section 3); the defaults are `base`."""
+
+    num_layers: int = 6  # N, of the encoder and of the decoder
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    d_k: int = 64  # width of a head's queries and keys
+    d_v: int = 64  # width of a head's values
+    dropout: float = 0.1
+    norm: str = "post"  # post (the paper) or pre, with one more norm after each stack
+    positions: str = "sinusoidal"  # or learned (Table 3, row E)
+    attention_bias: bool = False  # biases in the attention's four projections
+    max_length: int = 256  # longest sequence in pieces, EOS included
+    dtype: str = "auto"  # compute type: float32, bfloat16, or auto (by device)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Optimisation (section 5) and what happens while it runs; durations in updates."""
+
+    steps: int = 100_000
+    warmup_steps: int = 4000
+    learning_rate: float = 1.0  # factor on d_model^-0.5 min(s^-0.5, s warmup^-1.5)
+    label_smoothing: float = 0.1
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    adam_epsilon: float = 1e-9
+    seed: int = 0  # of initialisation, order of data, dropout and vocabulary sample
+    log_every: int = 100
+    eval_every: int = 1500  # validation loss and BLEU, and a checkpoint
+    save_every: int = 1500
+    keep_last: int = 10  # newest checkpoints kept, beside the best by validation BLEU
+    max_bad_updates: int = 5  # non-finite updates in a row before the run stops
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """Beam search (section 6.1)."""
+
+    beam_size: int = 4  # 1 is greedy
+    alpha: float = 0.6  # length penalty ((5 + n) / 6)^alpha
+    max_extra_length: int = 50  # output is at most source pieces + this, EOS included
+    batch_size: int = 64  # sentences decoded together, over all devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One run. Sections are handed out one by one."""
+
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
+    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns the fields as nested plain dictionaries, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Returns the config as the text kept in `WORKDIR/config.json`."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def default_config_dict() -> ml_collections.ConfigDict:
+    """Returns the defaults as the `ConfigDict` that config files start from."""
+    return ml_collections.ConfigDict(Config().to_dict())
+
+
+# --- Conversion and checks ------------------------------------------------------
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Returns `; did you mean X?`, or the whole list where nothing is near."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}"
+
+
+def _convert(value: Any, kind: type, where: str) -> Any:
+    """Converts `value` to `kind` where nothing is lost, else raises ConfigError."""
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, int | float) and not isinstance(value, bool):
+        if float(value).is_integer():
+            return int(value)
+    if kind is str and isinstance(value, str):
+        return value
+    raise ConfigError(f"{where} is {value!r}; it must be of type {kind.__name__}")
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """Builds a `Config` from nested dictionaries and checks it.
+
+    Args:
+        values: section name to field name to value; what is left out keeps its default.
+
+    Returns:
+        The config.
+
+    Raises:
+        ConfigError: unknown names, wrong types and contradictions, all in one message.
+    """
+    sections = {f.name: f.default_factory for f in dataclasses.fields(Config)}
+    faults, built = [], {}
+    for name in values.keys() - sections.keys():
+        faults.append(f"unknown section {name}: {nearest(name, list(sections))}")
+    for section, cls in sections.items():
+        fields = {f.name: f.type for f in dataclasses.fields(cls)}  # pyright: ignore
+        converted = {}
+        for key, value in dict(values.get(section, {})).items():
+            where = f"config.{section}.{key}"
+            if key not in fields:
+                faults.append(f"unknown field {where}: {nearest(key, list(fields))}")
+                continue
+            try:
+                converted[key] = _convert(value, fields[key], where)
+            except ConfigError as error:
+                faults.append(str(error))
+        built[section] = cls(**converted)  # pyright: ignore
+    config = Config(**built)
+    faults = faults or check(config)
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return config
+
+
+def check(config: Config) -> list[str]:
+    """Returns every fault of the values, alone and against one another."""
+    faults: list[str] = []
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            faults.append(message)
+
+    def one_of(where: str, value: str, choices: Sequence[str]) -> None:
+        need(
+            value in choices, f"config.{where} is {value!r}; {nearest(value, choices)}"
+        )
+
+    model, train, decode = config.model, config.train, config.decode
+    one_of("data.corpus", config.data.corpus, CORPORA)
+    one_of("tokenizer.model_type", config.tokenizer.model_type, ("bpe", "unigram"))
+    one_of("model.norm", model.norm, ("post", "pre"))
+    one_of("model.positions", model.positions, ("sinusoidal", "learned"))
+    one_of("model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
+    for section in (model, train, config.batch, config.tokenizer):
+        for key, value in dataclasses.asdict(section).items():
+            if type(value) is int and key != "seed":
+                where = _section_name(section)
+                need(
+                    value >= 1,
+                    f"config.{where}.{key} is {value}; it must be at least 1",
+                )
+    for where, value in (
+        ("model.dropout", model.dropout),
+        ("train.label_smoothing", train.label_smoothing),
+    ):
+        need(0.0 <= value < 1.0, f"config.{where} is {value}; it must be in [0, 1)")
+    for where, value in (
+        ("train.learning_rate", train.learning_rate),
+        ("train.adam_epsilon", train.adam_epsilon),
+        ("tokenizer.character_coverage", config.tokenizer.character_coverage),
+    ):
+        need(value > 0, f"config.{where} is {value}; it must be above 0")
+    need(
+        config.data.source_lang != config.data.target_lang,
+        "config.data.source_lang and config.data.target_lang are both "
+        f"{config.data.source_lang!r}; name two languages",
+    )
+    need(
+        model.positions == "learned" or model.d_model % 2 == 0,
+        f"config.model.d_model is {model.d_model}; sinusoidal positions need an even one",
+    )
+    need(
+        config.batch.tokens >= model.max_length,
+        f"config.batch.tokens is {config.batch.tokens}, less than one sentence of "
+        f"config.model.max_length = {model.max_length}; raise the one or lower the other",
+    )
+    need(
+        config.batch.tokens >= config.batch.row_multiple,
+        f"config.batch.row_multiple is {config.batch.row_multiple}, more than "
+        f"config.batch.tokens = {config.batch.tokens}",
+    )
+    need(
+        1 <= decode.beam_size <= config.tokenizer.vocab_size,
+        f"config.decode.beam_size is {decode.beam_size}; it must be between 1 and the "
+        f"vocabulary size {config.tokenizer.vocab_size}",
+    )
+    need(
+        decode.batch_size >= 1 and decode.max_extra_length >= 0,
+        "config.decode.batch_size must be at least 1, and max_extra_length at least 0",
+    )
+    return faults
+
+
+def _section_name(section: Any) -> str:
+    return type(section).__name__.removesuffix("Config").lower()
+
+
+# --- Loading --------------------------------------------------------------------
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> Config:
+    """Loads a config file.
+
+    Args:
+        path: `FILE.py` or `FILE.py:ARGUMENT`; the file defines `get_config([argument])`.
+        overrides: flags such as `--config.train.steps=10`.
+
+    Returns:
+        The checked config.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field or value is wrong.
+    """
+    file = path.split(":", 1)[0]
+    if not pathlib.Path(file).is_file():
+        raise ConfigError(f"config file {file} does not exist; give --config=FILE.py")
+    argv = ["transformer-jax", f"--config={path}"]
+    argv += [_checked_override(override) for override in overrides]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    try:
+        values(argv)
+        config_dict = values["config"].value
+    except Exception as error:  # whatever the user's file raises
+        last = str(error).strip().splitlines()[-1]
+        raise ConfigError(f"config file {path} cannot be loaded: {last}") from error
+    if not isinstance(config_dict, ml_collections.ConfigDict):
+        raise ConfigError(f"config file {path}: get_config() must return a ConfigDict")
+    return from_dict(config_dict.to_dict())
+
+
+def _checked_override(override: str) -> str:
+    """Checks the name of `--config.a.b=value` and writes its number as its type asks."""
+    name, equals, text = override.removeprefix("--config.").partition("=")
+    section, _, key = name.partition(".")
+    sections = {f.name: f.default_factory() for f in dataclasses.fields(Config)}  # pyright: ignore
+    if not equals:
+        raise ConfigError(f"{override} has no value; write --config.{name}=VALUE")
+    if section not in sections:
+        raise ConfigError(
+            f"unknown section config.{section}: {nearest(section, list(sections))}"
+        )
+    fields = {f.name: f.type for f in dataclasses.fields(sections[section])}
+    if key not in fields:
+        raise ConfigError(f"unknown field config.{name}: {nearest(key, list(fields))}")
+    kind = fields[key]
+    if kind is str:
+        return override
+    try:
+        value = ast.literal_eval(text.capitalize() if kind is bool else text)
+    except (SyntaxError, ValueError):
+        value = text
+    return f"--config.{name}={_convert(value, kind, f'config.{name}')}"  # pyright: ignore
+
+
+def read_workdir(workdir: str | pathlib.Path) -> Config:
+    """Reads the config that `WORKDIR/config.json` holds.
+
+    Raises:
+        ConfigError: the folder or the file is missing or not a config.
+    """
+    file = pathlib.Path(workdir) / "config.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"{workdir} holds no config.json, so no run; train there first, or mend "
+            "--workdir"
+        )
+    try:
+        return from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is not JSON: {error}; restore it") from error
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Returns `section.field: old -> new` for every field that differs."""
+    return [
+        f"{section}.{key}: {value!r} -> {new.to_dict()[section][key]!r}"
+        for section, fields in old.to_dict().items()
+        for key, value in fields.items()
+        if value != new.to_dict()[section][key]
+    ]

@@ -1,0 +1,1 @@
+"""Text to batches: corpora, tokenizer, tokenised corpus, batches. No JAX here."""

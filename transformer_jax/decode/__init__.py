@@ -1,0 +1,1 @@
+"""Search over any step function, and the translator built on it."""

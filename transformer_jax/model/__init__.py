@@ -1,0 +1,1 @@
+"""The Transformer as functional Flax modules, and the masks it needs."""
