@@ -352,3 +352,28 @@ def differences(old: Config, new: Config) -> list[str]:
         for key, value in fields.items()
         if value != new.to_dict()[section][key]
     ]
+
+
+# Fields that say how far a run goes, what it reports, or where its files lie. They may
+# change between a stop and a resume; all others make it another run.
+FREE_FIELDS = (
+    "data.root",
+    "data.cache_dir",
+    "data.tfds_dir",
+    "train.steps",
+    "train.log_every",
+    "train.eval_every",
+    "train.save_every",
+    "train.keep_last",
+    "train.max_bad_updates",
+)
+
+
+def changes_the_run(old: Config, new: Config) -> list[str]:
+    """Returns the `differences` that make `new` another run than `old`."""
+    return [
+        change
+        for change in differences(old, new)
+        if change.split(":", 1)[0] not in FREE_FIELDS
+        and not change.startswith("decode.")
+    ]

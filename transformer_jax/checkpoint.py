@@ -1,0 +1,301 @@
+"""Checkpoints: save, restore the newest whole one, choose for decoding, average.
+
+    WORKDIR/checkpoints/STEP/params     parameters
+                            /training   step, moments, counters
+                            /metrics    validation loss and BLEU, where evaluated
+    WORKDIR/average/                    mean parameters, and the steps they come from
+
+Orbax writes a checkpoint under another name and renames it when it is whole. Kept are
+the newest `train.keep_last` and the best by validation BLEU.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from transformer_jax.errors import CheckpointError
+
+Report = Callable[[str], None]
+Tree = Any
+
+
+class Checkpoints:
+    """The checkpoints of a workdir."""
+
+    def __init__(self, workdir: pathlib.Path, keep_last: int = 1) -> None:
+        """Opens `workdir/checkpoints`, made where missing.
+
+        Args:
+            workdir: the run's folder.
+            keep_last: newest checkpoints that are kept when another is saved.
+        """
+        self.folder = (workdir / "checkpoints").absolute()
+        policies = checkpoint_managers.preservation_policy
+        keep = policies.AnyPreservationPolicy(
+            [
+                policies.LatestN(keep_last),
+                policies.BestN(
+                    get_metric_fn=lambda metrics: metrics["bleu"],
+                    n=1,
+                    keep_checkpoints_without_metrics=False,
+                ),
+            ]
+        )
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=keep, cleanup_tmp_directories=True
+            ),
+            item_handlers={
+                "params": ocp.StandardCheckpointHandler(),
+                "training": ocp.StandardCheckpointHandler(),
+            },
+        )
+
+    def steps(self) -> list[int]:
+        """Returns the steps of whole checkpoints, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(
+        self, step: int, params: Tree, training: Tree, metrics: Mapping[str, float]
+    ) -> None:
+        """Starts to save in the background; waits for an earlier save first.
+
+        Args:
+            step: updates made.
+            params: parameters, NumPy arrays.
+            training: the rest of the state.
+            metrics: of the validation set, `bleu` among them; empty if not evaluated.
+
+        Raises:
+            CheckpointError: this or the earlier save could not be written.
+        """
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(params),
+                    training=ocp.args.StandardSave(training),
+                ),
+                metrics=dict(metrics) or None,
+            )
+        except Exception as error:
+            raise self._save_error(error) from error
+
+    def wait(self) -> None:
+        """Waits until the last save is on disk; CheckpointError if it failed."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._save_error(error) from error
+
+    def _save_error(self, error: Exception) -> CheckpointError:
+        last = str(error).strip().splitlines()[-1] if str(error) else repr(error)
+        return CheckpointError(
+            f"a checkpoint could not be written to {self.folder}: {last}; the earlier "
+            f"ones ({self.steps() or 'none'}) are whole; free space or mend the folder "
+            "and start again"
+        )
+
+    def restore_newest(
+        self, params: Tree, training: Tree, report: Report
+    ) -> tuple[int, Tree, Tree] | None:
+        """Restores the newest whole checkpoint.
+
+        Args:
+            params: a tree of arrays of the wanted shapes.
+            training: likewise.
+            report: is warned of each damaged checkpoint that is passed over.
+
+        Returns:
+            Step, parameters and the rest of the state; None where there is none yet.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none is whole, or they are of
+                another model.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                saved = self._manager.restore(
+                    step,
+                    args=ocp.args.Composite(
+                        params=ocp.args.StandardRestore(),
+                        training=ocp.args.StandardRestore(training),
+                    ),
+                )
+            except Exception as error:
+                reason = (str(error).strip() or repr(error)).splitlines()[0]
+                report(f"warning: checkpoint {step} is damaged, passed over: {reason}")
+                continue
+            require_same_shapes(params, saved["params"], f"checkpoint {step}")
+            return step, saved["params"], saved["training"]
+        if steps:
+            raise CheckpointError(
+                f"none of the checkpoints {steps} in {self.folder} is whole; nothing was "
+                "deleted; restore one, or give another --workdir"
+            )
+        return None
+
+    def params(self, step: int) -> Tree:
+        """Returns the parameters of checkpoint `step`, as NumPy arrays.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        try:
+            saved = self._manager.restore(
+                step, args=ocp.args.Composite(params=ocp.args.StandardRestore())
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"checkpoint {step} in {self.folder} cannot be read: "
+                f"{(str(error).strip() or repr(error)).splitlines()[0]}; whole ones may "
+                f"be among {self.steps()}"
+            ) from error
+        return jax.tree.map(np.asarray, saved["params"])
+
+    def best_step(self) -> int | None:
+        """Returns the step with the highest validation BLEU, the first on ties."""
+        scored = []
+        for step in self.steps():
+            metrics = self._manager.metrics(step)
+            if metrics and "bleu" in metrics:
+                scored.append((-metrics["bleu"], step))
+        return min(scored)[1] if scored else None
+
+    def close(self) -> None:
+        """Ends background work."""
+        self._manager.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """Parameters for decoding, and which checkpoints they come from."""
+
+    params: Tree
+    name: str  # best, last, average or the step
+    steps: list[int]
+
+
+def load_params(workdir: pathlib.Path, which: str) -> Loaded:
+    """Loads the parameters to decode with.
+
+    Args:
+        workdir: the run's folder.
+        which: `best`, `last`, `average` or a step.
+
+    Returns:
+        The parameters; `best` is the last one where none was evaluated.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    if which == "average":
+        return _load_average(workdir)
+    if not (workdir / "checkpoints").is_dir():
+        raise CheckpointError(f"{workdir} holds no checkpoints; train there first")
+    checkpoints = Checkpoints(workdir)
+    try:
+        steps = checkpoints.steps()
+        if not steps:
+            raise CheckpointError(f"{workdir} holds no checkpoint yet; train longer")
+        if which == "best":
+            step = checkpoints.best_step() or steps[-1]
+        elif which == "last":
+            step = steps[-1]
+        elif which.isdecimal() and int(which) in steps:
+            step = int(which)
+        else:
+            raise CheckpointError(
+                f"--checkpoint={which}: there are best, last, average, and the steps "
+                f"{', '.join(map(str, steps))}"
+            )
+        return Loaded(checkpoints.params(step), which, [step])
+    finally:
+        checkpoints.close()
+
+
+def _load_average(workdir: pathlib.Path) -> Loaded:
+    folder = (workdir / "average").absolute()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{workdir} holds no average; run transformer-jax average --workdir={workdir}"
+        )
+    saved = ocp.StandardCheckpointer().restore(folder)
+    steps = [int(step) for step in saved["steps"]]
+    return Loaded(jax.tree.map(np.asarray, saved["params"]), "average", steps)
+
+
+def average(workdir: pathlib.Path, last: int) -> list[int]:
+    """Writes the mean of the parameters of the last checkpoints (section 6.1).
+
+    Args:
+        workdir: the run's folder.
+        last: how many.
+
+    Returns:
+        The steps averaged. `WORKDIR/average` holds the mean, taken in float64 and
+        stored in float32, for decoding only.
+
+    Raises:
+        CheckpointError: there are fewer, or their trees differ.
+    """
+    checkpoints = Checkpoints(workdir)
+    try:
+        steps = checkpoints.steps()
+        if not 1 <= last <= len(steps):
+            raise CheckpointError(
+                f"--last={last}: {workdir} holds {len(steps)} checkpoints"
+                f" ({', '.join(map(str, steps)) or 'none'}); ask for 1 to {len(steps)}, "
+                "or train with a larger config.train.keep_last"
+            )
+        mean = average_trees({step: checkpoints.params(step) for step in steps[-last:]})
+    finally:
+        checkpoints.close()
+    with ocp.StandardCheckpointer() as checkpointer:
+        tree = {"params": mean, "steps": np.asarray(steps[-last:], np.int64)}
+        checkpointer.save((workdir / "average").absolute(), tree, force=True)
+    return steps[-last:]
+
+
+def average_trees(trees: Mapping[int, Tree]) -> Tree:
+    """Returns the arithmetic mean of trees of equal shapes, float32.
+
+    Raises:
+        CheckpointError: a tree differs from the first; it names the first such leaf.
+    """
+    first, *_ = trees.values()
+    for step, tree in trees.items():
+        require_same_shapes(first, tree, f"checkpoint {step}")
+
+    def mean(*leaves: np.ndarray) -> np.ndarray:
+        return np.mean(leaves, axis=0, dtype=np.float64).astype(np.float32)
+
+    return jax.tree.map(mean, *trees.values())
+
+
+def require_same_shapes(wanted: Tree, found: Tree, origin: str) -> None:
+    """Raises CheckpointError naming the first array that differs or is missing."""
+
+    def shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): np.shape(leaf)
+            for path, leaf in leaves
+        }
+
+    wanted_shapes, found_shapes = shapes(wanted), shapes(found)
+    for name in sorted(wanted_shapes.keys() | found_shapes.keys()):
+        if wanted_shapes.get(name) != found_shapes.get(name):
+            raise CheckpointError(
+                f"{origin} is of another model: {name} is "
+                f"{found_shapes.get(name, 'missing')}, here it is "
+                f"{wanted_shapes.get(name, 'missing')}"
+            )

@@ -1,0 +1,170 @@
+"""SentencePiece: train, load, encode, decode. The special ids are defined here only.
+
+Text is encoded as it stands, but for white space: runs of blanks become one and blanks
+at the ends go, as SentencePiece does it. No Unicode normalisation. Special ids never
+come out of text: a typed `</s>` is spelled like any other characters.
+"""
+
+import hashlib
+import io
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import sentencepiece
+
+from transformer_jax.config import TokenizerConfig
+from transformer_jax.errors import DataError
+
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+BOS_ID = 3
+SPECIAL_IDS = (PAD_ID, EOS_ID, UNK_ID, BOS_ID)
+
+
+class Tokenizer:
+    """A trained SentencePiece model with our special ids."""
+
+    def __init__(self, model: bytes, origin: str) -> None:
+        """Loads a serialised model.
+
+        Args:
+            model: the bytes of a SentencePiece model file.
+            origin: its file, for messages.
+
+        Raises:
+            DataError: not a SentencePiece model, or one with other special ids.
+        """
+        self.model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise DataError(f"{origin} is not a SentencePiece model") from error
+        found = (
+            self._processor.pad_id(),
+            self._processor.eos_id(),
+            self._processor.unk_id(),
+            self._processor.bos_id(),
+        )
+        if found != SPECIAL_IDS:
+            raise DataError(
+                f"{origin} has pad, eos, unk, bos = {found}, not {SPECIAL_IDS}; train it "
+                "with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=3"
+            )
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "Tokenizer":
+        """Loads the model file at `path`; DataError where it is missing or broken."""
+        try:
+            return cls(pathlib.Path(path).read_bytes(), str(path))
+        except OSError as error:
+            raise DataError(f"tokenizer {path}: {error.strerror}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of pieces, special ids included."""
+        return self._processor.get_piece_size()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the model."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each line, without BOS or EOS; an empty line has none."""
+        return self._processor.encode(list(lines), num_threads=-1)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`, special ids left out, as a single line.
+
+        Byte pieces join to characters; bytes that are no UTF-8 become U+FFFD.
+        """
+        plain = [int(i) for i in ids if int(i) not in (PAD_ID, EOS_ID, BOS_ID)]
+        return re.sub(r"[\r\n]", " ", self._processor.decode(plain))
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Returns the piece of each id."""
+        return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def sample_lines(lines: Iterable[str], count: int, seed: int) -> list[str]:
+    """Draws at most `count` lines uniformly, in one pass (reservoir sampling).
+
+    Args:
+        lines: any number of lines.
+        count: how many are kept at the most.
+        seed: the same seed draws the same lines.
+
+    Returns:
+        The drawn lines; all of them, in order, where there are no more than `count`.
+    """
+    rng, kept = np.random.default_rng(seed), []
+    for i, line in enumerate(lines):
+        if i < count:
+            kept.append(line)
+        elif (place := int(rng.integers(i + 1))) < count:
+            kept[place] = line
+    return kept
+
+
+def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer:
+    """Trains a vocabulary.
+
+    Args:
+        lines: text of both languages.
+        config: size, algorithm and limits.
+        seed: of the sample, where there are more than `config.train_lines` lines.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        DataError: the text is too small for the vocabulary, or empty.
+    """
+    # NUL ends SentencePiece's C strings; to the vocabulary it is a blank.
+    sample = (line.replace("\0", " ") for line in lines if line.strip())
+    sample = sample_lines(sample, config.train_lines, seed)
+    if not sample:
+        raise DataError("no text to train a vocabulary on: every line is empty")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sample),
+            model_writer=model,
+            model_type=config.model_type,
+            vocab_size=config.vocab_size,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name="identity",
+            max_sentence_length=1 << 16,
+            pad_id=PAD_ID,
+            eos_id=EOS_ID,
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explain(error, config, len(sample)) from error
+    return Tokenizer(model.getvalue(), "the new vocabulary")
+
+
+def _explain(error: RuntimeError, config: TokenizerConfig, lines: int) -> DataError:
+    """Turns SentencePiece's complaint about the size into one with a mend."""
+    size = f"config.tokenizer.vocab_size = {config.vocab_size}"
+    if most := re.search(r"<= (\d+)", str(error)):
+        return DataError(
+            f"{size} is too large for {lines} lines of text; set it to "
+            f"{most.group(1)} or less"
+        )
+    if least := re.search(
+        r"\((\d+) vs (\d+)\)|smaller than required_chars", str(error)
+    ):
+        numbers = [int(n) for n in least.groups() if n]
+        need = f"at least {max(numbers)}" if numbers else "a larger one"
+        return DataError(
+            f"{size} has no room for the special ids, bytes and characters of the text; "
+            f"set {need}, or lower config.tokenizer.character_coverage"
+        )
+    return DataError(f"SentencePiece could not train a vocabulary with {size}: {error}")

@@ -1,0 +1,95 @@
+"""Scaled dot-product and multi-head attention (section 3.2).
+
+Legend of shapes, here and in the rest of `model`: B batch rows, N rows of a decoder
+(B, or B times the beams), S source length, T target or query length, D d_model,
+H num_heads, K d_k, E d_v, V vocabulary, L positions of a cache.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+
+# Added nowhere and selected instead: a finite value keeps a row without any visible
+# key (a padded batch row) finite, where minus infinity would give NaN.
+MASKED = -1e9
+
+KeysValues = tuple[jax.Array, jax.Array]
+
+
+def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns softmax(Q K^T / sqrt(d_k)) over the visible keys (equation 1).
+
+    Args:
+        query: `[B, T, H, K]`, any float dtype.
+        key: `[B, S, H, K]`.
+        mask: `[B or 1, T or 1, S] bool`, True where a query may attend.
+
+    Returns:
+        `[B, H, T, S] float32`; rows sum to 1.
+    """
+    scores = jnp.einsum(
+        "bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32
+    )
+    scores = scores / jnp.sqrt(jnp.float32(query.shape[-1]))
+    return jax.nn.softmax(jnp.where(mask[:, None], scores, MASKED), axis=-1)
+
+
+class MultiHeadAttention(nn.Module):
+    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O (section 3.2.2).
+
+    d_k and d_v are independent. There is no dropout on the attention weights.
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        """Declares the four projections W^Q, W^K, W^V and W^O."""
+        config = self.config
+
+        def heads(width: int) -> nn.DenseGeneral:
+            return self._dense((config.num_heads, width), -1, ("embed", "heads", "kv"))
+
+        self.query = heads(config.d_k)
+        self.key = heads(config.d_k)
+        self.value = heads(config.d_v)
+        self.output = self._dense(config.d_model, (-2, -1), ("heads", "kv", "embed"))
+
+    def _dense(
+        self, features: int | tuple[int, ...], axis: int | tuple[int, ...], names: tuple
+    ) -> nn.DenseGeneral:
+        outputs = names[1:] if isinstance(features, tuple) else names[-1:]
+        return nn.DenseGeneral(
+            features=features,
+            axis=axis,
+            use_bias=self.config.attention_bias,
+            dtype=self.dtype,
+            kernel_init=nn.with_logical_partitioning(
+                nn.initializers.xavier_uniform(), names
+            ),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, outputs),
+        )
+
+    def project(self, x: jax.Array) -> KeysValues:
+        """Returns keys `[B, S, H, K]` and values `[B, S, H, E]` of `x [B, S, D]`."""
+        return self.key(x), self.value(x)
+
+    def __call__(self, x: jax.Array, kv: KeysValues, mask: jax.Array) -> jax.Array:
+        """Lets `x` attend to projected keys and values.
+
+        Args:
+            x: `[B, T, D]`, whose projections are the queries.
+            kv: keys `[B, S, H, K]` and values `[B, S, H, E]`, from `project`.
+            mask: `[B or 1, T or 1, S] bool`.
+
+        Returns:
+            `[B, T, D]`. The weights `[B, H, T, S]` are sown as `intermediates/weights`
+            and cost nothing unless that collection is asked for.
+        """
+        keys, values = kv
+        weights = attention_weights(self.query(x), keys, mask)
+        self.sow("intermediates", "weights", weights)
+        context = jnp.einsum("bhts,bshe->bthe", weights.astype(self.dtype), values)
+        return self.output(context)

@@ -1,0 +1,290 @@
+"""Embedding, positions, feed-forward, residual-and-norm, and the two layers (Figure 1).
+
+The legend of the shapes is at the head of `attention.py`.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import KeysValues, MultiHeadAttention
+
+LAYER_NORM_EPSILON = 1e-6
+
+
+def sinusoid(length: int, d_model: int) -> np.ndarray:
+    """Returns the positional encoding `[length, d_model] float32` (section 3.5).
+
+    `PE[t, 2i] = sin(t / 10000^(2i / d_model))`, `PE[t, 2i + 1]` the cosine, t from 0:
+    interleaved as the paper writes it, not a block of sines and a block of cosines.
+    """
+    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, d_model, 2) / d_model)
+    table = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
+    return table.reshape(length, d_model).astype(np.float32)
+
+
+class Dropout(nn.Module):
+    """Dropout whose mask for a row depends on the row's place in the global batch.
+
+    So a batch gets the same masks on one device and split over many. With `data_axis`
+    the module runs per device, and its rows follow those of the devices before it.
+    """
+
+    rate: float
+    data_axis: str | None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        """Zeroes elements of `x [B, ...]` at `rate` and scales the others up."""
+        if deterministic or self.rate == 0.0:
+            return x
+        rows, size = x.shape[0], x[0].size
+        first = jax.lax.axis_index(self.data_axis) * rows if self.data_axis else 0
+        fold_row = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        keys = fold_row(self.make_rng("dropout"), first + jnp.arange(rows))
+
+        # 16 random bits an element: half the generator's work, rates exact to 2^-16.
+        words = jax.vmap(lambda key: jax.random.bits(key, ((size + 1) // 2,)))(keys)
+        bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(rows, -1)
+        dropped = round(self.rate * 2**16)
+        keep = (bits[:, :size] >= dropped).reshape(x.shape)
+        return jnp.where(keep, x / (1.0 - dropped / 2**16), 0).astype(x.dtype)
+
+
+class Embedding(nn.Module):
+    """The table E of source, target and output (section 3.4)."""
+
+    vocab_size: int
+    d_model: int
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        """Declares the table `[V, D]`, drawn with standard deviation D^-0.5."""
+        self.table = self.param(
+            "table",
+            nn.with_logical_partitioning(
+                nn.initializers.normal(self.d_model**-0.5), ("vocab", "embed")
+            ),
+            (self.vocab_size, self.d_model),
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns sqrt(D) E[tokens], `[B, T, D]`, for `tokens [B, T] int32`."""
+        scale = jnp.sqrt(jnp.float32(self.d_model))
+        return (self.table[tokens] * scale).astype(self.dtype)
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Returns x E^T, `[B, T, V] float32`, for `x [B, T, D]`; no output bias."""
+        table = self.table.astype(self.dtype)
+        return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+
+
+class Positions(nn.Module):
+    """Adds position encodings, sinusoidal or learned, then dropout (section 3.5, 5.4)."""
+
+    config: ModelConfig
+    data_axis: str | None
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        deterministic: bool,
+        index: jax.Array | None = None,
+        length: int | None = None,
+    ) -> jax.Array:
+        """Adds encodings to `x [B, T, D]`.
+
+        Args:
+            x: embeddings of positions 0 to T - 1, or, with `index`, of one position.
+            deterministic: no dropout.
+            index: `[] int32`, the position of `x [B, 1, D]` in step-by-step decoding.
+            length: with `index`, an upper bound of the positions.
+
+        Raises:
+            ValueError: learned positions, and more of them than `max_length`.
+        """
+        config = self.config
+        length = x.shape[1] if length is None else length
+        if config.positions == "learned":
+            if length > config.max_length:
+                raise ValueError(
+                    f"{length} positions, but model.max_length is {config.max_length}"
+                )
+            table = self.param(
+                "table",
+                nn.with_logical_partitioning(
+                    nn.initializers.normal(config.d_model**-0.5), ("position", "embed")
+                ),
+                (config.max_length, config.d_model),
+            )[:length]
+        else:
+            table = jnp.asarray(sinusoid(length, config.d_model))
+        if index is not None:
+            table = jax.lax.dynamic_slice_in_dim(table, index, 1)
+        x = x + table.astype(x.dtype)
+        return Dropout(config.dropout, self.data_axis)(x, deterministic)
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 (section 3.3)."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        """Declares the two projections with their biases."""
+        self.up = self._dense(self.config.d_ff, ("embed", "mlp"))
+        self.down = self._dense(self.config.d_model, ("mlp", "embed"))
+
+    def _dense(self, features: int, names: tuple[str, str]) -> nn.Dense:
+        return nn.Dense(
+            features,
+            dtype=self.dtype,
+            kernel_init=nn.with_logical_partitioning(
+                nn.initializers.xavier_uniform(), names
+            ),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, names[1:]),
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps `x [B, T, D]` to `[B, T, D]`, each position alone."""
+        return self.down(nn.relu(self.up(x)))
+
+
+def layer_norm(dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
+    """Returns a LayerNorm over D with scale and bias; its statistics are float32."""
+    return nn.LayerNorm(
+        epsilon=LAYER_NORM_EPSILON,
+        dtype=dtype,
+        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
+        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+        name=name,
+    )
+
+
+class Residual(nn.Module):
+    """Residual connection, dropout and norm around a sub-layer (section 3.1, 5.4).
+
+    post: LayerNorm(x + Dropout(Sublayer(x))), the paper's;
+    pre: x + Dropout(Sublayer(LayerNorm(x))).
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    data_axis: str | None
+
+    def setup(self) -> None:
+        """Declares the norm and the dropout."""
+        self.norm = layer_norm(self.dtype)
+        self.dropout = Dropout(self.config.dropout, self.data_axis)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        sublayer: Callable[[jax.Array], jax.Array],
+        deterministic: bool,
+    ) -> jax.Array:
+        """Wraps `sublayer` around `x [B, T, D]`."""
+        if self.config.norm == "post":
+            return self.norm(x + self.dropout(sublayer(x), deterministic))
+        return x + self.dropout(sublayer(self.norm(x)), deterministic)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward (Figure 1, left)."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    data_axis: str | None
+
+    def setup(self) -> None:
+        """Declares the sub-layers, each with its residual."""
+        residual = (self.config, self.dtype, self.data_axis)
+        self.self_attention = MultiHeadAttention(self.config, self.dtype)
+        self.self_attention_residual = Residual(*residual)
+        self.feed_forward = FeedForward(self.config, self.dtype)
+        self.feed_forward_residual = Residual(*residual)
+
+    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
+        """Maps `x [B, S, D]` to `[B, S, D]`; `mask [B, 1, S] bool` hides padding."""
+
+        def attend(y: jax.Array) -> jax.Array:
+            return self.self_attention(y, self.self_attention.project(y), mask)
+
+        x = self.self_attention_residual(x, attend, deterministic)
+        return self.feed_forward_residual(x, self.feed_forward, deterministic)
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention over the encoder's output, feed-forward."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    data_axis: str | None
+
+    def setup(self) -> None:
+        """Declares the sub-layers, each with its residual."""
+        residual = (self.config, self.dtype, self.data_axis)
+        self.self_attention = MultiHeadAttention(self.config, self.dtype)
+        self.self_attention_residual = Residual(*residual)
+        self.cross_attention = MultiHeadAttention(self.config, self.dtype)
+        self.cross_attention_residual = Residual(*residual)
+        self.feed_forward = FeedForward(self.config, self.dtype)
+        self.feed_forward_residual = Residual(*residual)
+
+    def project_memory(self, memory: jax.Array) -> KeysValues:
+        """Returns the cross-attention's keys and values of `memory [B, S, D]`."""
+        return self.cross_attention.project(memory)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        self_mask: jax.Array,
+        memory: KeysValues,
+        memory_mask: jax.Array,
+        deterministic: bool,
+        past: KeysValues | None = None,
+        index: jax.Array | None = None,
+    ) -> tuple[jax.Array, KeysValues]:
+        """Maps `x [N, T, D]` to `[N, T, D]`, for whole targets or one step of them.
+
+        Args:
+            x: `[N, T, D]`; N is a multiple of B, beams of a source being neighbours.
+            self_mask: `[1, T, T] bool`, with `past` `[1, 1, L]`.
+            memory: keys and values of the encoder output, `[B, S, H, K or E]`.
+            memory_mask: `[B, 1, S] bool`.
+            deterministic: no dropout.
+            past: keys and values of earlier positions, `[N, L, H, K or E]`; T is 1.
+            index: `[] int32`, the position of `x` in `past`.
+
+        Returns:
+            The output, and the self-attention's keys and values: those of `x`, or
+            `past` with those of `x` written at `index`.
+        """
+        kv: KeysValues | None = None
+
+        def self_attend(y: jax.Array) -> jax.Array:
+            nonlocal kv
+            kv = self.self_attention.project(y)
+            if past is not None:
+                kv = (
+                    jax.lax.dynamic_update_slice_in_dim(past[0], kv[0], index, axis=1),
+                    jax.lax.dynamic_update_slice_in_dim(past[1], kv[1], index, axis=1),
+                )
+            return self.self_attention(y, kv, self_mask)
+
+        def cross_attend(y: jax.Array) -> jax.Array:
+            # The beams of one source become more queries to one set of keys.
+            beams = y.reshape(memory[0].shape[0], -1, y.shape[-1])
+            return self.cross_attention(beams, memory, memory_mask).reshape(y.shape)
+
+        x = self.self_attention_residual(x, self_attend, deterministic)
+        x = self.cross_attention_residual(x, cross_attend, deterministic)
+        x = self.feed_forward_residual(x, self.feed_forward, deterministic)
+        assert kv is not None
+        return x, kv

@@ -1,0 +1,32 @@
+"""Boolean attention masks: True means "may attend". Nobody else builds one."""
+
+import jax
+import jax.numpy as jnp
+
+
+def padding_mask(lengths: jax.Array, length: int) -> jax.Array:
+    """Returns which keys are real: `[B, 1, length] bool`, the same for every query.
+
+    Args:
+        lengths: `[B] int32`, number of real tokens of each row; they come first.
+        length: padded length of the rows.
+    """
+    return (jnp.arange(length) < lengths[:, None])[:, None, :]
+
+
+def causal_mask(length: int) -> jax.Array:
+    """Returns `[1, length, length] bool`: query t sees keys 0 to t (section 3.2.3).
+
+    It hides padding, too, as far as it matters: padding comes after every real token.
+    """
+    return jnp.tril(jnp.ones((1, length, length), bool))
+
+
+def cache_mask(index: jax.Array, length: int) -> jax.Array:
+    """Returns `[1, 1, length] bool`: the keys that a cache holds at step `index`.
+
+    Args:
+        index: `[] int32`, position of the token being decoded, itself visible.
+        length: number of positions in the cache.
+    """
+    return (jnp.arange(length) <= index)[None, None, :]

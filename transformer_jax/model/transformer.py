@@ -1,0 +1,210 @@
+"""The encoder-decoder Transformer (section 3.1): `encode`, `decode`, `decode_step`.
+
+The legend of the shapes is at the head of `attention.py`.
+"""
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import KeysValues
+from transformer_jax.model.layers import (
+    DecoderLayer,
+    Embedding,
+    EncoderLayer,
+    Positions,
+    layer_norm,
+)
+from transformer_jax.model.masks import cache_mask, causal_mask, padding_mask
+
+
+def compute_dtype(config: ModelConfig) -> jnp.dtype:
+    """Returns the compute type: `auto` is bfloat16 on TPU and GPU, float32 on CPU."""
+    if config.dtype != "auto":
+        return jnp.dtype(config.dtype)
+    return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
+
+
+@flax.struct.dataclass
+class Memory:
+    """What the decoder needs of a source, computed once and shared by its beams."""
+
+    keys_values: tuple[KeysValues, ...]  # a layer: [B, S, H, K], [B, S, H, E]
+    mask: jax.Array  # [B, 1, S] bool
+
+
+@flax.struct.dataclass
+class Cache:
+    """State of step-by-step decoding.
+
+    `past` grows with the target and follows its beam when beams are reordered;
+    `memory` never does.
+    """
+
+    memory: Memory
+    past: tuple[KeysValues, ...]  # a layer: [N, L, H, K], [N, L, H, E]
+    index: jax.Array  # [] int32, the position of the next token
+
+
+class Encoder(nn.Module):
+    """A stack of encoder layers; a last norm only where norms come first."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    data_axis: str | None
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
+        """Maps embeddings `x [B, S, D]` to the encoder output `[B, S, D]`."""
+        x = Positions(self.config, self.data_axis, name="positions")(x, deterministic)
+        for i in range(self.config.num_layers):
+            layer = EncoderLayer(
+                self.config, self.dtype, self.data_axis, name=f"layer_{i}"
+            )
+            x = layer(x, mask, deterministic)
+        if self.config.norm == "pre":
+            x = layer_norm(self.dtype, name="norm")(x)
+        return x
+
+
+class Decoder(nn.Module):
+    """A stack of decoder layers; a last norm only where norms come first."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    data_axis: str | None
+
+    def setup(self) -> None:
+        """Declares positions, layers and, for pre-norm, the last norm."""
+        self.positions = Positions(self.config, self.data_axis)
+        self.layer = [
+            DecoderLayer(self.config, self.dtype, self.data_axis)
+            for _ in range(self.config.num_layers)
+        ]
+        if self.config.norm == "pre":
+            self.norm = layer_norm(self.dtype)
+
+    def project_memory(self, output: jax.Array, mask: jax.Array) -> Memory:
+        """Projects the encoder output `[B, S, D]` to every layer's keys and values."""
+        return Memory(tuple(layer.project_memory(output) for layer in self.layer), mask)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        memory: Memory,
+        deterministic: bool,
+        cache: Cache | None = None,
+    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        """Maps embeddings `x [N, T, D]` to `[N, T, D]`; with `cache`, T is 1."""
+        if cache is None:
+            mask, index, length = causal_mask(x.shape[1]), None, None
+            past: tuple[KeysValues | None, ...] = (None,) * len(self.layer)
+        else:
+            past, index = cache.past, cache.index
+            length = past[0][0].shape[1]
+            mask = cache_mask(index, length)
+        x = self.positions(x, deterministic, index, length)
+        kept = []
+        for layer, kv, layer_past in zip(
+            self.layer, memory.keys_values, past, strict=True
+        ):
+            x, new = layer(x, mask, kv, memory.mask, deterministic, layer_past, index)
+            kept.append(new)
+        if self.config.norm == "pre":
+            x = self.norm(x)
+        return x, tuple(kept)
+
+
+class Transformer(nn.Module):
+    """The model, from token ids to logits.
+
+    Attributes:
+        config: sizes and variants.
+        vocab_size: entries of the table that source, target and output share.
+        data_axis: name of the device axis the batch is split over, inside `pmap`.
+    """
+
+    config: ModelConfig
+    vocab_size: int
+    data_axis: str | None = None
+
+    def setup(self) -> None:
+        """Declares the table and the two stacks."""
+        dtype = compute_dtype(self.config)
+        self.embedding = Embedding(self.vocab_size, self.config.d_model, dtype)
+        self.encoder = Encoder(self.config, dtype, self.data_axis)
+        self.decoder = Decoder(self.config, dtype, self.data_axis)
+
+    def encode(
+        self, source: jax.Array, source_length: jax.Array, deterministic: bool = True
+    ) -> Memory:
+        """Encodes sources.
+
+        Args:
+            source: `[B, S] int32` token ids, EOS last, then padding of any value.
+            source_length: `[B] int32`, real tokens of each row.
+            deterministic: no dropout; False needs the random stream `dropout`.
+
+        Returns:
+            The encoder output as the decoder's cross-attentions see it.
+        """
+        mask = padding_mask(source_length, source.shape[1])
+        output = self.encoder(self.embedding(source), mask, deterministic)
+        return self.decoder.project_memory(output, mask)
+
+    def decode(
+        self, target_in: jax.Array, memory: Memory, deterministic: bool = True
+    ) -> jax.Array:
+        """Returns logits `[N, T, V] float32` of every next token, teacher-forced.
+
+        Args:
+            target_in: `[N, T] int32`, the target shifted right, BOS first.
+            memory: from `encode`.
+            deterministic: no dropout.
+        """
+        x, _ = self.decoder(self.embedding(target_in), memory, deterministic)
+        return self.embedding.logits(x)
+
+    def __call__(
+        self,
+        source: jax.Array,
+        source_length: jax.Array,
+        target_in: jax.Array,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Returns logits `[B, T, V] float32` for a batch of pairs."""
+        memory = self.encode(source, source_length, deterministic)
+        return self.decode(target_in, memory, deterministic)
+
+    def init_cache(self, memory: Memory, beams: int, length: int) -> Cache:
+        """Returns an empty cache for `beams` targets a source, of up to `length` tokens.
+
+        Rows are ordered source by source: row b * beams + w is beam w of source b.
+        """
+        shapes = [
+            (keys.shape[0] * beams, length, *keys.shape[2:], values.shape[-1])
+            for keys, values in memory.keys_values
+        ]
+        dtype = compute_dtype(self.config)
+        past = tuple(
+            (jnp.zeros(shape[:-1], dtype), jnp.zeros((*shape[:3], shape[-1]), dtype))
+            for shape in shapes
+        )
+        return Cache(memory, past, jnp.zeros((), jnp.int32))
+
+    def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Decodes one position.
+
+        Args:
+            tokens: `[N] int32`, the token before it (BOS at position 0).
+            cache: from `init_cache` or the step before.
+
+        Returns:
+            Logits of the next token, `[N, V] float32`, and the cache one longer.
+        """
+        x = self.embedding(tokens[:, None])
+        x, past = self.decoder(x, cache.memory, True, cache)
+        logits = self.embedding.logits(x)[:, 0]
+        return logits, cache.replace(past=past, index=cache.index + 1)

@@ -1,0 +1,311 @@
+"""train(config, workdir): the loop and nothing else.
+
+The order within an update is fixed: update, then what is due of log, evaluate, save.
+Only then comes the next batch, so what is saved is exactly what comes next.
+"""
+
+import contextlib
+import functools
+import pathlib
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from transformer_jax import parallel
+from transformer_jax.checkpoint import Checkpoints
+from transformer_jax.config import Config, changes_the_run, read_workdir
+from transformer_jax.data.batching import Batch, Shape
+from transformer_jax.data.pipeline import TrainBatches, eval_batches
+from transformer_jax.data.prepare import Prepared, prepare, write_atomically
+from transformer_jax.decode.translator import Translator
+from transformer_jax.errors import ConfigError, TrainingError
+from transformer_jax.evaluate import evaluate
+from transformer_jax.model.transformer import Transformer, compute_dtype
+from transformer_jax.train import optimizer as optimizers
+from transformer_jax.train.metrics import (
+    MetricsWriter,
+    Progress,
+    loss_metrics,
+    train_metrics,
+)
+from transformer_jax.train.step import TrainState, eval_step, init_state, train_step
+
+RUN_AHEAD = 2  # updates queued on the device before the host waits for one
+
+
+class Stopped(Exception):
+    """A signal stopped the run after it was saved."""
+
+    def __init__(self, signum: int, step: int) -> None:
+        """Remembers the signal and the step saved."""
+        super().__init__(f"stopped by {signal.Signals(signum).name} at step {step}")
+        self.signum = signum
+
+
+def claim_workdir(config: Config, workdir: pathlib.Path) -> None:
+    """Writes `config.json`, or checks that the one there is of the same run.
+
+    Raises:
+        ConfigError: the workdir belongs to another config; it names what differs.
+    """
+    if (workdir / "config.json").exists():
+        differing = changes_the_run(read_workdir(workdir), config)
+        if differing:
+            raise ConfigError(
+                f"{workdir} was made by another config ({'; '.join(differing)}); give "
+                "another --workdir, or these fields their old values"
+            )
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_atomically(workdir / "config.json", config.to_json().encode())
+
+
+class Trainer:
+    """What a run holds beside its state: data, compiled steps, writers."""
+
+    def __init__(self, config: Config, workdir: pathlib.Path, data: Prepared) -> None:
+        """Builds model, optimizer and steps; nothing is compiled yet."""
+        self.config, self.workdir, self.data = config, workdir, data
+        train = config.train
+        vocab_size = data.tokenizer.vocab_size
+        self.model = Transformer(config.model, vocab_size)
+        self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
+        self.schedule = optimizers.learning_rate(train, config.model.d_model)
+        self.batches = TrainBatches(data.splits["train"], config.batch, train.seed)
+        self.checkpoints = Checkpoints(workdir, train.keep_last)
+        self._step = parallel.over_devices(
+            functools.partial(
+                train_step,
+                model=Transformer(config.model, vocab_size, parallel.DATA_AXIS),
+                optimizer=self.optimizer,
+                smoothing=train.label_smoothing,
+                seed=train.seed,
+                axis_name=parallel.DATA_AXIS,
+            ),
+            donate_first=True,
+        )
+        self._eval_step = parallel.over_devices(
+            functools.partial(eval_step, model=self.model, axis_name=parallel.DATA_AXIS)
+        )
+        self._compiled: dict[Any, Any] = {}
+
+    def restore(self, progress: Progress) -> TrainState:
+        """Returns the newest checkpoint's state, or a fresh one; on the host."""
+        fresh = jax.device_get(
+            init_state(self.model, self.optimizer, self.config.train.seed)
+        )
+        found = self.checkpoints.restore_newest(
+            fresh.params, fresh.replace(params=None), progress.say
+        )
+        if found is None:
+            return fresh
+        _, params, training = found
+        return training.replace(params=params)
+
+    def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
+        """Saves a replicated state."""
+        host = parallel.unreplicate(state)
+        training = host.replace(params=None)
+        self.checkpoints.save(int(host.step), host.params, training, metrics or {})
+
+    def compile(self, state: TrainState, progress: Progress) -> None:
+        """Compiles the update for every shape, the largest first."""
+        shapes = sorted(
+            self.batches.shapes, key=lambda s: -s.rows * (s.source + s.target)
+        )
+        started = time.monotonic()
+        for shape in shapes:
+            batch = _empty_batch(shape)
+            self._compiled[_key(batch)] = self._step.lower(state, batch).compile()
+        seconds = time.monotonic() - started
+        progress.say(f"compiled {len(shapes)} shapes in {seconds:.1f} s")
+
+    def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
+        """Takes one update with a host batch."""
+        split = parallel.split_rows(batch)
+        return self._compiled[_key(split)](state, split)
+
+    def validate(self, state: TrainState, progress: Progress) -> dict[str, float]:
+        """Returns loss and BLEU of the validation split, by real decodes."""
+        corpus = self.data.splits["valid"]
+        batches = eval_batches(corpus, self.batches.shapes, self.config.batch.tokens)
+        sums = [
+            parallel.unreplicate(
+                self._eval_step(state.params, parallel.split_rows(batch))
+            )
+            for batch in batches
+        ]
+        translator = self._translator
+        translator.params = state.params
+        source, target = corpus.text()
+        score, _ = evaluate(translator, source, [target], self.config.decode)
+        values = loss_metrics(sums)
+        progress.say(
+            f"valid  loss {values['nll']:.3f}  perplexity {values['perplexity']:.2f}  "
+            f"BLEU {score.bleu:.2f}  chrF {score.chrf:.2f}"
+        )
+        return values | {"bleu": score.bleu, "chrf": score.chrf}
+
+    @functools.cached_property
+    def _translator(self) -> Translator:
+        return Translator(self.config.model, self.data.tokenizer, None)
+
+
+def _empty_batch(shape: Shape) -> Batch:
+    row, ids = np.zeros(shape.rows, np.int32), np.zeros
+    source = ids((shape.rows, shape.source), np.int32)
+    target = ids((shape.rows, shape.target), np.int32)
+    return parallel.split_rows(Batch(source, row, target, target, row))
+
+
+def _key(batch: Batch) -> tuple[Any, ...]:
+    return batch.source.shape, batch.target_in.shape
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM in a list; a second one of a kind acts as usual."""
+    received: list[int] = []
+    before = {}
+
+    def note(signum: int, frame: Any) -> None:
+        received.append(signum)
+        signal.signal(signum, before[signum])
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        before[signum] = signal.signal(signum, note)
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def train(config: Config, workdir: pathlib.Path) -> None:
+    """Trains, or goes on training, in `workdir`; returns when all steps are done.
+
+    Raises:
+        UserError: config, data, checkpoint or numerics are wrong.
+        Stopped: SIGINT or SIGTERM came; everything is saved.
+    """
+    progress = Progress(0, config.train.steps)
+    try:
+        claim_workdir(config, workdir)
+        data = prepare(config, workdir, progress.say)
+        trainer = Trainer(config, workdir, data)
+        with contextlib.closing(trainer.checkpoints), _signals() as signals:
+            state = trainer.restore(progress)
+            if int(state.step) >= config.train.steps:
+                progress.say(
+                    f"finished: {workdir} is at step {int(state.step)} of "
+                    f"{config.train.steps}; raise config.train.steps to go on"
+                )
+                return
+            for line in start_block(trainer, state):
+                progress.say(line)
+            _run(trainer, state, progress, signals)
+    finally:
+        progress.close()
+
+
+def start_block(trainer: Trainer, state: TrainState) -> list[str]:
+    """Returns the lines that say what is about to run."""
+    config, batches = trainer.config, trainer.batches
+    devices = parallel.device_count()
+    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    shapes = ", ".join(f"{s.rows}x({s.source}+{s.target})" for s in batches.shapes)
+    lines = [
+        f"devices     {devices} {jax.devices()[0].platform}, "
+        f"{compute_dtype(config.model).name} compute, JAX {jax.__version__}",
+        f"batch       {config.batch.tokens} tokens a side at most, global = host; "
+        f"{config.batch.tokens // devices} a device",
+        f"model       {parameters:,} parameters, vocabulary "
+        f"{trainer.data.tokenizer.vocab_size:,}",
+        f"shapes      {len(batches.shapes)} to compile: {shapes}",
+        f"epoch       {batches.batches_per_epoch} updates, padding "
+        f"{100 * batches.padding:.1f} %",
+    ]
+    for split, corpus in trainer.data.splits.items():
+        counts = corpus.manifest["counts"]
+        left = ", ".join(f"{counts[why]} {why}" for why in ("empty", "too_long"))
+        lines.append(
+            f"{split:11} {counts['kept']:,} pairs kept of {counts['read']:,} ({left})"
+        )
+    lines.append(
+        f"checkpoints the last {config.train.keep_last} and the best by valid BLEU, "
+        f"every {config.train.save_every} steps"
+    )
+    if int(state.step):
+        lines.append(f"resuming    at step {int(state.step)}")
+    return lines
+
+
+def _run(
+    trainer: Trainer, state: TrainState, progress: Progress, signals: list[int]
+) -> None:
+    """Updates from `state` (on the host) until the last step."""
+    config, step = trainer.config.train, int(state.step)
+    writer = MetricsWriter(trainer.workdir, step)
+    state = parallel.replicate(state)
+    trainer.compile(state, progress)
+    pending: list[Any] = []
+    saved, logged = step, time.monotonic()
+    with contextlib.closing(writer), contextlib.ExitStack() as stack:
+        batches = trainer.batches.from_batch(step)
+        stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
+        while step < config.steps and not signals:
+            state, metrics = trainer.update(state, next(batches))
+            step += 1
+            pending.append(metrics)
+            progress.advance(step)
+            if len(pending) > RUN_AHEAD:
+                jax.block_until_ready(pending[-1 - RUN_AHEAD].sums.tokens)
+            last = step == config.steps
+            due = {
+                name: step % every == 0 or last
+                for name, every in (
+                    ("log", config.log_every),
+                    ("evaluate", config.eval_every),
+                    ("save", config.save_every),
+                )
+            }
+            if due["log"] or due["evaluate"] or due["save"]:
+                hosts = [parallel.unreplicate(m) for m in pending]
+                seconds = time.monotonic() - logged
+                values = train_metrics(hosts, seconds)
+                values["learning_rate"] = float(trainer.schedule(np.int32(step - 1)))
+                writer.write("train", step, values)
+                progress.log(len(hosts), seconds, values)
+                pending, logged = [], time.monotonic()
+                _stop_if_bad(trainer, int(hosts[-1].bad_in_a_row), step)
+            valid: dict[str, float] = {}
+            if due["evaluate"] and "valid" in trainer.data.splits:
+                valid = trainer.validate(state, progress)
+                writer.write("valid", step, valid)
+            if due["save"] or due["evaluate"]:
+                trainer.save(state, valid)
+                saved = step
+                logged = time.monotonic()
+        if saved < step:
+            trainer.save(state)
+        trainer.checkpoints.wait()
+    if signals:
+        raise Stopped(signals[0], step)
+
+
+def _stop_if_bad(trainer: Trainer, bad_in_a_row: int, step: int) -> None:
+    """Raises TrainingError where too many updates in a row were not finite."""
+    most = trainer.config.train.max_bad_updates
+    if bad_in_a_row >= most:
+        trainer.checkpoints.wait()
+        good = trainer.checkpoints.steps()
+        raise TrainingError(
+            f"loss or gradient not finite for {bad_in_a_row} updates in a row at step "
+            f"{step} (config.train.max_bad_updates = {most}); the last good checkpoint "
+            f"is {good[-1] if good else 'none'}; lower config.train.learning_rate or "
+            "raise config.train.warmup_steps"
+        )

@@ -1,0 +1,154 @@
+"""Device sums to numbers, JSON lines, TensorBoard, and what the terminal shows."""
+
+import json
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import rich.console
+import rich.progress
+import tensorboardX
+
+from transformer_jax.train.loss import LossSums
+from transformer_jax.train.step import StepMetrics
+
+
+def loss_metrics(sums: Sequence[LossSums]) -> dict[str, float]:
+    """Returns means over all target tokens of several batches.
+
+    Args:
+        sums: host values of each batch.
+
+    Returns:
+        `loss` (smoothed, nats a token), `nll` (unsmoothed), `perplexity` (exp of nll),
+        `accuracy` (share from 0 to 1) and `tokens` (their number).
+    """
+    tokens = sum(int(s.tokens) for s in sums)
+    count = max(tokens, 1)
+    nll = sum(float(s.nll) for s in sums) / count
+    return {
+        "loss": sum(float(s.loss) for s in sums) / count,
+        "nll": nll,
+        "perplexity": math.exp(min(nll, 700.0)),
+        "accuracy": sum(int(s.correct) for s in sums) / count,
+        "tokens": tokens,
+    }
+
+
+def train_metrics(steps: Sequence[StepMetrics], seconds: float) -> dict[str, float]:
+    """Returns `loss_metrics` of several updates with norm, counts and speed.
+
+    Non-finite updates were skipped, so they are counted but not averaged in.
+    """
+    good = [s for s in steps if np.isfinite(s.sums.loss) and int(s.bad_in_a_row) == 0]
+    values = loss_metrics([s.sums for s in good])
+    tokens = sum(int(s.sums.tokens) for s in steps)
+    norms = [float(s.gradient_norm) for s in good]
+    return values | {
+        "gradient_norm": sum(norms) / max(len(norms), 1),
+        "bad_updates": int(steps[-1].bad_total),
+        "tokens_per_second": tokens / max(seconds, 1e-9),
+    }
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl` and TensorBoard files.
+
+    A run that goes on from step n first drops what was written after n, so that no row
+    is doubled.
+    """
+
+    def __init__(self, workdir: pathlib.Path, step: int) -> None:
+        """Opens the files for a run that goes on at `step`."""
+        self._path = workdir / "metrics.jsonl"
+        if self._path.exists():
+            self._path.write_text(_rows_until(self._path, step), encoding="utf-8")
+        self._file = self._path.open("a", encoding="utf-8")
+        self._board = tensorboardX.SummaryWriter(
+            str(workdir / "tensorboard"), purge_step=step + 1
+        )
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Adds one row: `kind` (train, valid or event), `step`, and the values."""
+        row = {"kind": kind, "step": step, "time": round(time.time(), 3), **values}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._file.close()
+        self._board.close()
+
+
+def _rows_until(path: pathlib.Path, step: int) -> str:
+    """Returns the rows up to `step`; a last line cut short by a crash goes, too."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except (json.JSONDecodeError, KeyError):
+            continue
+    return "".join(kept)
+
+
+class Progress:
+    """A progress bar on a terminal, and plain lines at each log elsewhere."""
+
+    def __init__(self, step: int, steps: int) -> None:
+        """Starts at `step` of `steps`; all output goes to stderr."""
+        self._step, self._steps = step, steps
+        self._seconds, self._updates = 0.0, 0
+        self.console = rich.console.Console(
+            stderr=True, highlight=False, soft_wrap=True
+        )
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("step {task.completed}/{task.total}"),
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TextColumn("{task.fields[shown]}"),
+            rich.progress.TimeRemainingColumn(),
+            console=self.console,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task("", total=steps, completed=step, shown="")
+        self._bar.start()
+
+    def advance(self, step: int) -> None:
+        """Moves the bar to `step`."""
+        self._step = step
+        self._bar.update(self._task, completed=step)
+
+    def log(self, updates: int, seconds: float, values: Mapping[str, float]) -> None:
+        """Shows the values of the last `updates`, which took `seconds`."""
+        self._seconds, self._updates = (
+            self._seconds + seconds,
+            self._updates + updates,
+        )
+        shown = (
+            f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tokens/s  "
+            f"lr {values['learning_rate']:.2e}"
+        )
+        if self._bar.disable:
+            left = self._seconds / self._updates * (self._steps - self._step)
+            self.say(f"step {self._step}/{self._steps}  {shown}  left {_clock(left)}")
+        self._bar.update(self._task, shown=shown)
+
+    def say(self, message: str) -> None:
+        """Prints a line above the bar."""
+        self.console.print(message, markup=False)
+
+    def close(self) -> None:
+        """Ends the bar."""
+        self._bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

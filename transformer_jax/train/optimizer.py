@@ -1,0 +1,31 @@
+"""The paper's learning-rate schedule and Adam (section 5.3)."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer_jax.config import TrainConfig
+
+
+def learning_rate(config: TrainConfig, d_model: int) -> optax.Schedule:
+    """Returns factor * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5) (equation 3).
+
+    Optax counts updates from 0, the paper counts steps s from 1: s is count + 1.
+    """
+
+    def schedule(count: jax.Array) -> jax.Array:
+        step = jnp.asarray(count, jnp.float32) + 1
+        shape = jnp.minimum(step**-0.5, step * config.warmup_steps**-1.5)
+        return config.learning_rate * d_model**-0.5 * shape
+
+    return schedule
+
+
+def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformation:
+    """Returns Adam under the schedule; no clipping and no decay, as in the paper."""
+    return optax.adam(
+        learning_rate(config, d_model),
+        b1=config.adam_beta1,
+        b2=config.adam_beta2,
+        eps=config.adam_epsilon,
+    )

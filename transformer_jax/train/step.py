@@ -1,0 +1,133 @@
+"""One update and one evaluation, as pure functions of arrays.
+
+With `axis_name` they run per device inside `pmap`: sums of loss, tokens and gradients
+cross devices before anything is divided, so the update depends on the global batch
+alone. With None they are plain functions for one device.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer_jax.data.batching import Batch
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.train.loss import LossSums, cross_entropy
+
+Params = Any
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that an update changes; float32 throughout."""
+
+    step: jax.Array  # [] int32, batches taken so far, so also the number of the next
+    params: Params
+    opt_state: optax.OptState
+    bad_in_a_row: jax.Array  # [] int32, skipped updates since the last good one
+    bad_total: jax.Array  # [] int32, skipped updates of the whole run
+
+
+@flax.struct.dataclass
+class StepMetrics:
+    """What one update reports."""
+
+    sums: LossSums  # of the global batch
+    gradient_norm: jax.Array  # [] float32, global L2 norm
+    bad_in_a_row: jax.Array  # [] int32, as in the state
+    bad_total: jax.Array
+
+
+def init_state(
+    model: Transformer, optimizer: optax.GradientTransformation, seed: int
+) -> TrainState:
+    """Returns the state before the first update, parameters drawn by `seed`."""
+    tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+    init = jax.jit(model.init)
+    params = nn.unbox(init(jax.random.key(seed), tokens, length, tokens)["params"])
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, optimizer.init(params), zero, zero)
+
+
+def sum_over(tree: Any, axis_name: str | None) -> Any:
+    """Adds up `tree` over devices; without an axis it is the sum already."""
+    return tree if axis_name is None else jax.lax.psum(tree, axis_name)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    smoothing: float,
+    seed: int,
+    axis_name: str | None,
+) -> tuple[TrainState, StepMetrics]:
+    """Takes one teacher-forced update.
+
+    A non-finite loss or gradient leaves parameters, moments and schedule as they are
+    and is counted.
+
+    Args:
+        state: the same on every device.
+        batch: this device's rows.
+        model: its `data_axis` is `axis_name`.
+        optimizer: the transformation that made `state.opt_state`.
+        smoothing: label smoothing.
+        seed: of dropout; the step is folded in.
+        axis_name: of the devices, or None.
+
+    Returns:
+        The next state and the metrics, both the same on every device.
+    """
+    tokens = sum_over(batch.target_length.sum(), axis_name)
+    dropout = jax.random.fold_in(jax.random.key(seed), state.step)
+
+    def loss_fn(params: Params) -> tuple[jax.Array, LossSums]:
+        logits = model.apply(
+            {"params": params},
+            batch.source,
+            batch.source_length,
+            batch.target_in,
+            deterministic=False,
+            rngs={"dropout": dropout},
+        )
+        sums = cross_entropy(logits, batch.target_out, batch.target_length, smoothing)
+        return sums.loss / tokens, sums
+
+    (_, sums), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    sums, gradients = sum_over((sums, gradients), axis_name)
+
+    norm = optax.global_norm(gradients)
+    good = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+
+    def keep_if_good(new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
+
+    bad_in_a_row = jnp.where(good, 0, state.bad_in_a_row + 1)
+    bad_total = state.bad_total + ~good
+    new_state = TrainState(
+        step=state.step + 1,
+        params=keep_if_good(params, state.params),
+        opt_state=keep_if_good(opt_state, state.opt_state),
+        bad_in_a_row=bad_in_a_row,
+        bad_total=bad_total,
+    )
+    return new_state, StepMetrics(sums, norm, bad_in_a_row, bad_total)
+
+
+def eval_step(
+    params: Params, batch: Batch, *, model: Transformer, axis_name: str | None
+) -> LossSums:
+    """Returns the sums of a batch without dropout and smoothing, over all devices."""
+    logits = model.apply(
+        {"params": params}, batch.source, batch.source_length, batch.target_in
+    )
+    sums = cross_entropy(logits, batch.target_out, batch.target_length, 0.0)
+    return sum_over(sums, axis_name)
