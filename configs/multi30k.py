@@ -33,10 +33,10 @@ def get_config() -> ml_collections.ConfigDict:
     # The published peak rate, 0.005, as a factor: peak * sqrt(d_model * warmup).
     config.train.learning_rate = 0.005 * (128 * 1000) ** 0.5
     config.train.adam_epsilon = 1e-8
-    config.train.steps = 5500
+    config.train.steps = 5000
     config.train.log_every = 50
-    config.train.eval_every = 500
-    config.train.save_every = 500
+    config.train.eval_every = 1000
+    config.train.save_every = 250
     config.decode.beam_size = 5
     config.decode.alpha = 1.0
     return config

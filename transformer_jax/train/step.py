@@ -48,8 +48,9 @@ def init_state(
     tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
     init = jax.jit(model.init)
     params = nn.unbox(init(jax.random.key(seed), tokens, length, tokens)["params"])
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, optimizer.init(params), zero, zero)
+    # Three arrays, not one thrice: a donated buffer may be handed over only once.
+    step, bad_in_a_row, bad_total = (jnp.zeros((), jnp.int32) for _ in range(3))
+    return TrainState(step, params, optimizer.init(params), bad_in_a_row, bad_total)
 
 
 def sum_over(tree: Any, axis_name: str | None) -> Any:
