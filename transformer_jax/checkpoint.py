@@ -138,8 +138,8 @@ class Checkpoints:
             return step, saved["params"], saved["training"]
         if steps:
             raise CheckpointError(
-                f"none of the checkpoints {steps} in {self.folder} is whole; nothing was "
-                "deleted; restore one, or give another --workdir"
+                f"none of the checkpoints {steps} in {self.folder} is whole; nothing "
+                "was deleted; restore one, or give another --workdir"
             )
         return None
 
@@ -156,8 +156,8 @@ class Checkpoints:
         except Exception as error:
             raise CheckpointError(
                 f"checkpoint {step} in {self.folder} cannot be read: "
-                f"{(str(error).strip() or repr(error)).splitlines()[0]}; whole ones may "
-                f"be among {self.steps()}"
+                f"{(str(error).strip() or repr(error)).splitlines()[0]}; whole ones "
+                f"may be among {self.steps()}"
             ) from error
         return jax.tree.map(np.asarray, saved["params"])
 
@@ -226,7 +226,8 @@ def _load_average(workdir: pathlib.Path) -> Loaded:
     folder = (workdir / "average").absolute()
     if not folder.is_dir():
         raise CheckpointError(
-            f"{workdir} holds no average; run transformer-jax average --workdir={workdir}"
+            f"{workdir} holds no average; run transformer-jax average "
+            f"--workdir={workdir}"
         )
     saved = ocp.StandardCheckpointer().restore(folder)
     steps = [int(step) for step in saved["steps"]]
@@ -253,7 +254,7 @@ def average(workdir: pathlib.Path, last: int) -> list[int]:
         if not 1 <= last <= len(steps):
             raise CheckpointError(
                 f"--last={last}: {workdir} holds {len(steps)} checkpoints"
-                f" ({', '.join(map(str, steps)) or 'none'}); ask for 1 to {len(steps)}, "
+                f" ({', '.join(map(str, steps)) or 'none'}); ask for fewer, "
                 "or train with a larger config.train.keep_last"
             )
         mean = average_trees({step: checkpoints.params(step) for step in steps[-last:]})
@@ -276,7 +277,7 @@ def average_trees(trees: Mapping[int, Tree]) -> Tree:
         require_same_shapes(first, tree, f"checkpoint {step}")
 
     def mean(*leaves: np.ndarray) -> np.ndarray:
-        return np.mean(leaves, axis=0, dtype=np.float64).astype(np.float32)
+        return np.asarray(np.mean(leaves, axis=0, dtype=np.float64), np.float32)
 
     return jax.tree.map(mean, *trees.values())
 

@@ -145,7 +145,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}"
 
 
-def _convert(value: Any, kind: type, where: str) -> Any:
+def _convert(value: Any, kind: Any, where: str) -> Any:
     """Converts `value` to `kind` where nothing is lost, else raises ConfigError."""
     if kind is bool and isinstance(value, bool):
         return value
@@ -240,12 +240,12 @@ def check(config: Config) -> list[str]:
     )
     need(
         model.positions == "learned" or model.d_model % 2 == 0,
-        f"config.model.d_model is {model.d_model}; sinusoidal positions need an even one",
+        f"config.model.d_model is {model.d_model}; sinusoidal positions need it even",
     )
     need(
         config.batch.tokens >= model.max_length,
         f"config.batch.tokens is {config.batch.tokens}, less than one sentence of "
-        f"config.model.max_length = {model.max_length}; raise the one or lower the other",
+        f"config.model.max_length = {model.max_length}; raise one or lower the other",
     )
     need(
         config.batch.tokens >= config.batch.row_multiple,
@@ -275,7 +275,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> Config:
     """Loads a config file.
 
     Args:
-        path: `FILE.py` or `FILE.py:ARGUMENT`; the file defines `get_config([argument])`.
+        path: `FILE.py` or `FILE.py:ARGUMENT`; it defines `get_config([argument])`.
         overrides: flags such as `--config.train.steps=10`.
 
     Returns:
@@ -303,7 +303,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _checked_override(override: str) -> str:
-    """Checks the name of `--config.a.b=value` and writes its number as its type asks."""
+    """Checks the name in `--config.a.b=value` and writes the value as its type asks."""
     name, equals, text = override.removeprefix("--config.").partition("=")
     section, _, key = name.partition(".")
     sections = {f.name: f.default_factory() for f in dataclasses.fields(Config)}  # pyright: ignore
@@ -323,7 +323,7 @@ def _checked_override(override: str) -> str:
         value = ast.literal_eval(text.capitalize() if kind is bool else text)
     except (SyntaxError, ValueError):
         value = text
-    return f"--config.{name}={_convert(value, kind, f'config.{name}')}"  # pyright: ignore
+    return f"--config.{name}={_convert(value, kind, f'config.{name}')}"
 
 
 def read_workdir(workdir: str | pathlib.Path) -> Config:

@@ -5,7 +5,10 @@ Training, `evaluate` and `bleu` all come here, so they cannot disagree.
 """
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import sacrebleu
 
@@ -80,3 +83,19 @@ def evaluate(
     found = translator.translate(sources, decode, warn=warn)
     hypotheses = [best[0].text for best in found]
     return score_text(hypotheses, references), hypotheses
+
+
+def write_report(
+    folder: pathlib.Path, name: str, report: dict[str, Any], hypotheses: Sequence[str]
+) -> pathlib.Path:
+    """Writes `NAME.json`, the report, and `NAME.txt`, one hypothesis a line.
+
+    Returns:
+        The path of the report.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = "".join(line + "\n" for line in hypotheses)
+    (folder / f"{name}.txt").write_text(text, encoding="utf-8", newline="\n")
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return path

@@ -21,7 +21,7 @@ def device_count() -> int:
 
 
 def replicate(tree: Any) -> Any:
-    """Copies every array of `tree` to every device: `[...]` becomes `[devices, ...]`."""
+    """Copies `tree` to every device: each array `[...]` becomes `[devices, ...]`."""
     mesh = Mesh(np.asarray(jax.local_devices()), (DATA_AXIS,))
     sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
     count = device_count()

@@ -91,9 +91,9 @@ def choose_shapes(lengths: np.ndarray, config: BatchConfig) -> list[Shape]:
     longest = int(lengths.max())
     if longest * config.row_multiple > config.tokens:
         raise ConfigError(
-            f"config.batch.tokens = {config.tokens} holds no {config.row_multiple} rows "
-            f"(config.batch.row_multiple) of the longest sentence, {longest} tokens; set "
-            f"it to {longest * config.row_multiple} or more, or lower "
+            f"config.batch.tokens = {config.tokens} holds no {config.row_multiple} "
+            "rows (config.batch.row_multiple) of the longest sentence, "
+            f"{longest} tokens; set it to {longest * config.row_multiple} or more, or lower "
             "config.model.max_length"
         )
     counts = np.zeros(lengths.max(axis=0) + 1, np.int64)
@@ -141,10 +141,8 @@ class _Part:
 
 def _padded(counts: np.ndarray, origin: tuple[int, int]) -> int:
     """Returns the padded tokens of all pairs of a part, were it one shape."""
-    sources, targets = counts.any(axis=1), counts.any(axis=0)
-    longest_source = len(sources) - 1 - int(np.argmax(sources[::-1]))
-    longest_target = len(targets) - 1 - int(np.argmax(targets[::-1]))
-    return int(counts.sum()) * (sum(origin) + longest_source + longest_target)
+    longest = [int(np.flatnonzero(counts.sum(axis=1 - axis))[-1]) for axis in (0, 1)]
+    return int(counts.sum()) * (sum(origin) + sum(longest))
 
 
 def assign(lengths: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:

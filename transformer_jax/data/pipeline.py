@@ -56,7 +56,7 @@ class TrainBatches:
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
     def _plan(self, epoch: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-        """Returns the pairs of each shape in order, and (shape, start) of each batch."""
+        """Returns each shape's pairs in order, and (shape, start) of each batch."""
         rng = np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(self._corpus))
         by_shape = order[np.argsort(self._shape_of[order], kind="stable")]

@@ -5,6 +5,8 @@
                       target.ids.npy, target.offsets.npy
                       source.txt, target.txt   the text (valid and test)
                       manifest.json        what made it, and what was counted
+    WORKDIR/tokenizer.model                the vocabulary
+            splits.json                    which folder each split of the run is in
 
 The hash is of everything the content depends on, so the same corpus prepared by the
 same settings is found again. The folder is written under another name and renamed, so
@@ -23,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_jax.config import Config
+from transformer_jax.config import SPLITS, Config
 from transformer_jax.data import corpora, tokenizer
 from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import DataError
@@ -100,18 +102,54 @@ def prepare(config: Config, workdir: pathlib.Path, report: Report) -> Prepared:
             usable is left.
     """
     vocabulary = make_tokenizer(config, workdir, report)
-    folder = data_folder(config, workdir)
-    splits = {
-        split: tokenize(config, split, vocabulary, folder, report)
-        for split in ("train", "valid", "test")
-        if split == "train" or corpora.has_split(config.data, split)
-    }
+    folder = pathlib.Path(config.data.cache_dir or workdir / "data")
+    recorded = _recorded_splits(workdir)
+    splits = {}
+    for split in SPLITS:
+        if split == "train" or corpora.has_split(config.data, split):
+            splits[split] = tokenize(config, split, vocabulary, folder, report)
+            _require_unchanged(split, recorded.get(split), splits[split].folder)
+    names = {split: str(corpus.folder) for split, corpus in splits.items()}
+    text = json.dumps(names, indent=2) + "\n"
+    write_atomically(workdir / "splits.json", text.encode())
     return Prepared(vocabulary, splits)
 
 
-def data_folder(config: Config, workdir: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the tokenised splits."""
-    return pathlib.Path(config.data.cache_dir or workdir / "data")
+def open_split(workdir: pathlib.Path, split: str) -> TokenizedCorpus:
+    """Opens a split of a run; the files that it was made of are not needed.
+
+    Raises:
+        DataError: the run has no such split, or its folder is gone.
+    """
+    recorded = _recorded_splits(workdir)
+    if split not in recorded:
+        raise DataError(
+            f"{workdir} has no split {split!r}; there are: "
+            f"{', '.join(recorded) or 'none'}; give --source and --reference"
+        )
+    # A run that was moved holds its own data; data elsewhere stay where they were.
+    inside = workdir / "data" / pathlib.Path(recorded[split]).name
+    for folder in (inside, pathlib.Path(recorded[split])):
+        if (folder / "manifest.json").exists():
+            return TokenizedCorpus(folder)
+    raise DataError(
+        f"the tokenised {split} data {recorded[split]} are gone; run transformer-jax "
+        f"prepare --config=FILE --workdir={workdir}"
+    )
+
+
+def _recorded_splits(workdir: pathlib.Path) -> dict[str, str]:
+    file = workdir / "splits.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def _require_unchanged(split: str, recorded: str | None, now: pathlib.Path) -> None:
+    """Raises DataError where a run would go on with other data than it began with."""
+    if recorded is not None and pathlib.Path(recorded).name != now.name:
+        raise DataError(
+            f"the {split} data are not those this run began with; restore the files, "
+            "or start a new run in another --workdir"
+        )
 
 
 def make_tokenizer(config: Config, workdir: pathlib.Path, report: Report) -> Tokenizer:
@@ -179,7 +217,7 @@ def _write(
     max_length: int,
     folder: pathlib.Path,
 ) -> dict[str, int]:
-    """Writes the arrays of a split; returns what was read, kept and left out, by reason.
+    """Writes a split's arrays; returns what was read, kept and left out, by reason.
 
     Only training pairs are ever left out, and only training needs no text afterwards.
     """

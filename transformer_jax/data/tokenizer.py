@@ -1,8 +1,9 @@
 """SentencePiece: train, load, encode, decode. The special ids are defined here only.
 
 Text is encoded as it stands, but for white space: runs of blanks become one and blanks
-at the ends go, as SentencePiece does it. No Unicode normalisation. Special ids never
-come out of text: a typed `</s>` is spelled like any other characters.
+at the ends go, as SentencePiece does it, whose own mark U+2581 counts as a blank, too.
+No Unicode normalisation. Special ids never come out of text: a typed `</s>` is spelled
+like any other characters.
 """
 
 import hashlib
@@ -39,7 +40,8 @@ class Tokenizer:
         """
         self.model = model
         try:
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+            self._processor = sentencepiece.SentencePieceProcessor()
+            self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
             raise DataError(f"{origin} is not a SentencePiece model") from error
         found = (
@@ -50,8 +52,8 @@ class Tokenizer:
         )
         if found != SPECIAL_IDS:
             raise DataError(
-                f"{origin} has pad, eos, unk, bos = {found}, not {SPECIAL_IDS}; train it "
-                "with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=3"
+                f"{origin} has pad, eos, unk, bos = {found}, not {SPECIAL_IDS}; train "
+                "it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=3"
             )
 
     @classmethod
@@ -158,13 +160,10 @@ def _explain(error: RuntimeError, config: TokenizerConfig, lines: int) -> DataEr
             f"{size} is too large for {lines} lines of text; set it to "
             f"{most.group(1)} or less"
         )
-    if least := re.search(
-        r"\((\d+) vs (\d+)\)|smaller than required_chars", str(error)
-    ):
-        numbers = [int(n) for n in least.groups() if n]
-        need = f"at least {max(numbers)}" if numbers else "a larger one"
+    if least := re.search(r"required_chars\W+\d+ vs (\d+)", str(error)):
         return DataError(
             f"{size} has no room for the special ids, bytes and characters of the text; "
-            f"set {need}, or lower config.tokenizer.character_coverage"
+            f"set it to {least.group(1)} or more, or lower "
+            "config.tokenizer.character_coverage"
         )
     return DataError(f"SentencePiece could not train a vocabulary with {size}: {error}")

@@ -27,8 +27,7 @@ State = Any
 StepFn = Callable[[jax.Array, State], tuple[jax.Array, State]]
 
 
-@flax.struct.dataclass
-class Hypotheses:
+class Hypotheses(flax.struct.PyTreeNode):
     """Hypotheses of each source, best first. B sources, W beams, L positions."""
 
     tokens: jax.Array  # [B, W, L] int32
@@ -37,7 +36,7 @@ class Hypotheses:
     score: jax.Array  # [B, W] float32; IMPOSSIBLE or less where there is none
 
     def best(self, count: int) -> "Hypotheses":
-        """Returns the `count` hypotheses of highest score, earlier ones first on ties."""
+        """Returns the `count` of highest score, earlier ones first on ties."""
         _, order = jax.lax.top_k(self.score, count)
         return self.take(order)
 
@@ -47,7 +46,7 @@ class Hypotheses:
 
 
 def take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns `x[b, index[b]]` for every b: `[B, W, ...]` and `[B, K]` to `[B, K, ...]`."""
+    """Returns `x[b, index[b]]` of each b: `[B, W, ...]`, `[B, K]` to `[B, K, ...]`."""
     return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
 
 
@@ -71,8 +70,7 @@ def best_possible(
     return log_prob / largest
 
 
-@flax.struct.dataclass
-class _Search:
+class _Search(flax.struct.PyTreeNode):
     """State of the loop. `live` has no EOS yet; its scores are log-probabilities."""
 
     length: jax.Array  # [] int32, tokens of each live hypothesis

@@ -7,6 +7,7 @@ found for a sentence does not depend on what else is translated.
 
 import dataclasses
 import functools
+import pathlib
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import parallel
-from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.checkpoint import Loaded, load_params
+from transformer_jax.config import Config, DecodeConfig, ModelConfig, read_workdir
 from transformer_jax.data import batching
 from transformer_jax.data.tokenizer import (
     BOS_ID,
@@ -27,7 +29,7 @@ from transformer_jax.data.tokenizer import (
 )
 from transformer_jax.decode.beam_search import IMPOSSIBLE, Hypotheses, beam_search
 from transformer_jax.errors import DataError
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import Cache, Transformer
 
 Warn = Callable[[str], None]
 
@@ -46,7 +48,7 @@ class Hypothesis:
 
 
 def bucket(length: int, most: int) -> int:
-    """Returns the padded length for `length`: a bucket, or `most` where that is less."""
+    """Returns the padded length for `length`: a bucket, or `most` if that is less."""
     for size in BUCKETS:
         if length <= size:
             return max(length, min(size, most))
@@ -83,6 +85,7 @@ class Translator:
         decode: DecodeConfig,
         nbest: int = 1,
         warn: Warn = lambda message: None,
+        first_line: int = 1,
     ) -> list[list[Hypothesis]]:
         """Translates each line.
 
@@ -91,6 +94,7 @@ class Translator:
             decode: search settings.
             nbest: hypotheses a line, at most the beam size.
             warn: is told about lines that are too long.
+            first_line: number of `lines[0]`, for warnings.
 
         Returns:
             For each line its hypotheses, best first; one empty one for a blank line.
@@ -99,7 +103,7 @@ class Translator:
         sources = {}
         for i, ids in enumerate(self.tokenizer.encode(lines)):
             if ids and not is_blank(lines[i]):
-                sources[i] = self._cut(ids, i, warn)
+                sources[i] = self._cut(ids, first_line + i, warn)
         order = sorted(sources, key=lambda i: -len(sources[i]))
         for chunk in _chunks(order, decode.batch_size):
             found = self._search([sources[i] for i in chunk], decode, nbest)
@@ -107,11 +111,11 @@ class Translator:
                 results[i] = self._read(found, row, nbest)
         return results
 
-    def _cut(self, ids: list[int], index: int, warn: Warn) -> list[int]:
+    def _cut(self, ids: list[int], line: int, warn: Warn) -> list[int]:
         most = self.config.max_length - 1  # EOS needs a place, too
         if len(ids) > most:
             warn(
-                f"line {index + 1} has {len(ids)} pieces; only its first {most} are "
+                f"line {line} has {len(ids)} pieces; only its first {most} are "
                 f"translated (config.model.max_length = {self.config.max_length})"
             )
         return ids[:most]
@@ -151,18 +155,18 @@ class Translator:
 
         def search(params: Any, source: Any, lengths: Any, limits: Any) -> Hypotheses:
             variables = {"params": params}
-            memory = model.apply(variables, source, lengths, method="encode")
-            cache = model.apply(
-                variables, memory, beam_size, length, method="init_cache"
-            )
+
+            def call(method: str, *args: Any) -> Any:
+                return model.apply(variables, *args, method=method)
+
+            memory = call("encode", source, lengths)
+            cache: Cache = call("init_cache", memory, beam_size, length)
 
             def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
                 past, index = state
-                logits, new = model.apply(
-                    variables,
-                    tokens,
-                    cache.replace(past=past, index=index),
-                    method="decode_step",
+                new: Cache
+                logits, new = call(
+                    "decode_step", tokens, cache.replace(past=past, index=index)
                 )
                 return logits, (new.past, new.index)
 
@@ -186,8 +190,8 @@ class Translator:
         for beam in range(nbest):
             if found.score[row, beam] <= IMPOSSIBLE:
                 break
-            ids = found.tokens[row, beam, : found.length[row, beam]]
-            ids = ids[ids != EOS_ID]
+            generated = found.tokens[row, beam, : found.length[row, beam]]
+            ids = [int(i) for i in generated if i != EOS_ID]
             hypotheses.append(
                 Hypothesis(
                     text=self.tokenizer.decode(ids),
@@ -217,8 +221,8 @@ class Translator:
         for i, pair in enumerate(pairs):
             if max(map(len, pair)) > most:
                 raise DataError(
-                    f"line {i + 1} has a side of {max(map(len, pair))} pieces, more than "
-                    f"the model's {most} (config.model.max_length); leave it out"
+                    f"line {i + 1} has a side of {max(map(len, pair))} pieces, more "
+                    f"than the model's {most} (config.model.max_length); leave it out"
                 )
         results = np.zeros(len(pairs), np.float64)
         order = sorted(
@@ -240,9 +244,8 @@ class Translator:
     @functools.cached_property
     def _compiled_score(self) -> Any:
         def score(params: Any, batch: batching.Batch) -> jax.Array:
-            logits = self.model.apply(
-                {"params": params}, batch.source, batch.source_length, batch.target_in
-            )
+            inputs = batch.source, batch.source_length, batch.target_in
+            logits: Any = self.model.apply({"params": params}, *inputs)
             log_probs = jax.nn.log_softmax(logits)
             chosen = jnp.take_along_axis(log_probs, batch.target_out[..., None], -1)
             length = batch.target_out.shape[1]
@@ -250,6 +253,28 @@ class Translator:
             return jnp.where(real, chosen[..., 0], 0).sum(axis=-1)
 
         return parallel.over_devices(score)
+
+
+def load_translator(
+    workdir: pathlib.Path, which: str
+) -> tuple[Translator, Config, Loaded]:
+    """Opens a run for decoding; its folder is all that is needed.
+
+    Args:
+        workdir: the run's folder.
+        which: `best`, `last`, `average` or a step.
+
+    Returns:
+        The translator, the run's config, and which checkpoint it is.
+
+    Raises:
+        UserError: the run, its tokenizer or the checkpoint is missing or damaged.
+    """
+    config = read_workdir(workdir)
+    tokenizer = Tokenizer.load(workdir / "tokenizer.model")
+    loaded = load_params(workdir, which)
+    params = parallel.replicate(loaded.params)
+    return Translator(config.model, tokenizer, params), config, loaded
 
 
 _EMPTY = Hypothesis(text="", score=0.0, log_prob=0.0, tokens=[])

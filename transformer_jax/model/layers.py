@@ -4,6 +4,7 @@ The legend of the shapes is at the head of `attention.py`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -64,7 +65,7 @@ class Embedding(nn.Module):
 
     def setup(self) -> None:
         """Declares the table `[V, D]`, drawn with standard deviation D^-0.5."""
-        self.table = self.param(
+        self.table: Any = self.param(
             "table",
             nn.with_logical_partitioning(
                 nn.initializers.normal(self.d_model**-0.5), ("vocab", "embed")
@@ -84,7 +85,7 @@ class Embedding(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds position encodings, sinusoidal or learned, then dropout (section 3.5, 5.4)."""
+    """Adds position encodings, sinusoidal or learned, and drops out (section 3.5)."""
 
     config: ModelConfig
     data_axis: str | None
@@ -115,13 +116,14 @@ class Positions(nn.Module):
                 raise ValueError(
                     f"{length} positions, but model.max_length is {config.max_length}"
                 )
-            table = self.param(
+            learned: Any = self.param(
                 "table",
                 nn.with_logical_partitioning(
                     nn.initializers.normal(config.d_model**-0.5), ("position", "embed")
                 ),
                 (config.max_length, config.d_model),
-            )[:length]
+            )
+            table = learned[:length]
         else:
             table = jnp.asarray(sinusoid(length, config.d_model))
         if index is not None:
@@ -271,7 +273,7 @@ class DecoderLayer(nn.Module):
         def self_attend(y: jax.Array) -> jax.Array:
             nonlocal kv
             kv = self.self_attention.project(y)
-            if past is not None:
+            if past is not None and index is not None:
                 kv = (
                     jax.lax.dynamic_update_slice_in_dim(past[0], kv[0], index, axis=1),
                     jax.lax.dynamic_update_slice_in_dim(past[1], kv[1], index, axis=1),

@@ -27,16 +27,14 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
     return jnp.dtype("float32" if jax.default_backend() == "cpu" else "bfloat16")
 
 
-@flax.struct.dataclass
-class Memory:
+class Memory(flax.struct.PyTreeNode):
     """What the decoder needs of a source, computed once and shared by its beams."""
 
     keys_values: tuple[KeysValues, ...]  # a layer: [B, S, H, K], [B, S, H, E]
     mask: jax.Array  # [B, 1, S] bool
 
 
-@flax.struct.dataclass
-class Cache:
+class Cache(flax.struct.PyTreeNode):
     """State of step-by-step decoding.
 
     `past` grows with the target and follows its beam when beams are reordered;
@@ -167,6 +165,17 @@ class Transformer(nn.Module):
         x, _ = self.decoder(self.embedding(target_in), memory, deterministic)
         return self.embedding.logits(x)
 
+    def hidden(
+        self,
+        source: jax.Array,
+        source_length: jax.Array,
+        target_in: jax.Array,
+        deterministic: bool = True,
+    ) -> jax.Array:
+        """Returns the decoder's output `[B, T, D]`, of which x E^T are the logits."""
+        memory = self.encode(source, source_length, deterministic)
+        return self.decoder(self.embedding(target_in), memory, deterministic)[0]
+
     def __call__(
         self,
         source: jax.Array,
@@ -175,11 +184,11 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> jax.Array:
         """Returns logits `[B, T, V] float32` for a batch of pairs."""
-        memory = self.encode(source, source_length, deterministic)
-        return self.decode(target_in, memory, deterministic)
+        x = self.hidden(source, source_length, target_in, deterministic)
+        return self.embedding.logits(x)
 
     def init_cache(self, memory: Memory, beams: int, length: int) -> Cache:
-        """Returns an empty cache for `beams` targets a source, of up to `length` tokens.
+        """Returns an empty cache of `beams` targets a source and `length` positions.
 
         Rows are ordered source by source: row b * beams + w is beam w of source b.
         """

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
@@ -277,7 +276,7 @@ def _run(
                 hosts = [parallel.unreplicate(m) for m in pending]
                 seconds = time.monotonic() - logged
                 values = train_metrics(hosts, seconds)
-                values["learning_rate"] = float(trainer.schedule(np.int32(step - 1)))
+                values["learning_rate"] = float(trainer.schedule(step - 1))
                 writer.write("train", step, values)
                 progress.log(len(hosts), seconds, values)
                 pending, logged = [], time.monotonic()

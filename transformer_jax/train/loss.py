@@ -1,30 +1,46 @@
-"""Label-smoothed cross-entropy (section 5.4) as sums, with the count of tokens."""
+"""Label-smoothed cross-entropy (section 5.4) as sums, with the count of tokens.
+
+The product with the output table is part of the loss: logits of a vocabulary of 37,000
+are the largest array of the whole step, so they are made a chunk of tokens at a time,
+and the gradient of a chunk is taken while its logits are at hand. Never is more than
+one chunk of `[CHUNK, V]` held, forward or backward.
+"""
+
+import functools
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+CHUNK = 512  # tokens; larger ones were no faster, on a CPU slower
 
-@flax.struct.dataclass
-class LossSums:
+
+class LossSums(flax.struct.PyTreeNode):
     """Sums over real target tokens; divide only after adding devices and batches up."""
 
     loss: jax.Array  # [] float32, smoothed cross-entropy in nats
     nll: jax.Array  # [] float32, -log P(true token), unsmoothed; its mean's exp is PPL
-    correct: jax.Array  # [] int32, tokens whose arg-max is right
+    correct: jax.Array  # [] int32, tokens whose most probable entry is the true one
     tokens: jax.Array  # [] int32, real target tokens, EOS counted
 
 
 def cross_entropy(
-    logits: jax.Array, targets: jax.Array, lengths: jax.Array, smoothing: float
+    x: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    lengths: jax.Array,
+    smoothing: float,
 ) -> LossSums:
-    """Returns the sums of a batch.
+    """Returns the sums of a batch, for the logits x E^T.
 
     The target distribution has 1 - smoothing at the true token and smoothing / (V - 1)
     at each other entry of the vocabulary, special ids included, so it sums to 1.
+    Only `loss` has a gradient, with respect to `x` and `table`.
 
     Args:
-        logits: `[B, T, V] float32`.
+        x: `[B, T, D]`, the decoder's output in the compute dtype.
+        table: `[V, D] float32`, the output table E.
         targets: `[B, T] int32`.
         lengths: `[B] int32`, real tokens of each row; what follows counts for nothing.
         smoothing: in [0, 1).
@@ -32,21 +48,119 @@ def cross_entropy(
     Returns:
         The sums; with smoothing 0, `loss` equals `nll`.
     """
-    vocab_size = logits.shape[-1]
     real = jnp.arange(targets.shape[1]) < lengths[:, None]
-    log_normalizer = jax.nn.logsumexp(logits, axis=-1)
-    true_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    nll = log_normalizer - true_logit
+    flat = x.reshape(-1, x.shape[-1]), table, targets.reshape(-1), real.reshape(-1)
+    return _sums(*flat, smoothing)
 
-    # -sum_v q(v) log p(v), with q written as `other` everywhere plus the rest at true.
+
+def chunk_sums(
+    logits: jax.Array, targets: jax.Array, real: jax.Array, smoothing: float
+) -> tuple[LossSums, jax.Array]:
+    """Returns the sums of some tokens, and d loss / d logits.
+
+    Args:
+        logits: `[N, V] float32`.
+        targets: `[N] int32`.
+        real: `[N] bool`, False for padding.
+        smoothing: in [0, 1).
+
+    Returns:
+        The sums and the gradient, `[N, V] float32`: softmax(logits) minus the target
+        distribution, zero at padding.
+    """
+    vocab_size = logits.shape[-1]
     other = smoothing / (vocab_size - 1)
-    mean_off = vocab_size * log_normalizer - logits.sum(axis=-1)
-    loss = (1.0 - smoothing - other) * nll + other * mean_off
+    true = 1.0 - smoothing - other  # what the true token has beyond the others
 
-    correct = (jnp.argmax(logits, axis=-1) == targets) & real
-    return LossSums(
-        loss=jnp.where(real, loss, 0).sum(),
-        nll=jnp.where(real, nll, 0).sum(),
-        correct=correct.sum(dtype=jnp.int32),
+    largest = logits.max(axis=-1, keepdims=True)
+    exponentials = jnp.exp(logits - largest)
+    normalizer = exponentials.sum(axis=-1, keepdims=True)
+    log_normalizer = (largest + jnp.log(normalizer))[:, 0]
+    true_logit = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+    nll = log_normalizer - true_logit
+    all_nll = vocab_size * log_normalizer - logits.sum(axis=-1)
+    loss = true * nll + other * all_nll
+
+    is_true = jnp.arange(vocab_size) == targets[:, None]
+    gradient = exponentials / normalizer - other - jnp.where(is_true, true, 0.0)
+    sums = LossSums(
+        loss=jnp.where(real, loss, 0.0).sum(),
+        nll=jnp.where(real, nll, 0.0).sum(),
+        correct=(real & (true_logit >= largest[:, 0])).sum(dtype=jnp.int32),
         tokens=real.sum(dtype=jnp.int32),
     )
+    return sums, jnp.where(real[:, None], gradient, 0.0)
+
+
+def _over_chunks(
+    x: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    real: jax.Array,
+    smoothing: float,
+    with_gradient: bool,
+) -> tuple[LossSums, tuple[jax.Array, jax.Array] | None]:
+    """Adds up the sums of all chunks; with gradients of `x` and `table` if asked."""
+    count, width = x.shape
+    chunk = min(CHUNK, count)
+    chunks = -(-count // chunk)
+
+    def cut(array: jax.Array) -> jax.Array:
+        missing = [(0, chunks * chunk - count)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, missing).reshape(chunks, chunk, *array.shape[1:])
+
+    cast_table = table.astype(x.dtype)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+    def body(total: Any, inputs: Any) -> tuple[Any, Any]:
+        sums, table_gradient = total
+        x, targets, real = inputs
+        logits = product("nd,vd->nv", x, cast_table)
+        new, gradient = chunk_sums(logits, targets, real, smoothing)
+        sums = jax.tree.map(jnp.add, sums, new)
+        if not with_gradient:
+            return (sums, None), None
+        gradient = gradient.astype(x.dtype)
+        table_gradient += product("nv,nd->vd", gradient, x)
+        return (sums, table_gradient), product("nv,vd->nd", gradient, cast_table)
+
+    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
+    start = (
+        LossSums(zero, zero, none, none),
+        jnp.zeros(table.shape, jnp.float32) if with_gradient else None,
+    )
+    inputs = (cut(x), cut(targets), cut(real))
+    (sums, table_gradient), x_gradient = jax.lax.scan(body, start, inputs)
+    if not with_gradient:
+        return sums, None
+    x_gradient = x_gradient.reshape(-1, width)[:count].astype(x.dtype)
+    return sums, (x_gradient, table_gradient)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _sums(
+    x: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    real: jax.Array,
+    smoothing: float,
+) -> LossSums:
+    return _over_chunks(x, table, targets, real, smoothing, False)[0]
+
+
+def _forward(x: Any, table: Any, targets: Any, real: Any, smoothing: float) -> Any:
+    return _over_chunks(x, table, targets, real, smoothing, True)
+
+
+def _backward(smoothing: float, gradients: Any, cotangent: LossSums) -> Any:
+    x_gradient, table_gradient = gradients
+    scale = cotangent.loss
+    return (
+        x_gradient * scale.astype(x_gradient.dtype),
+        table_gradient * scale,
+        None,
+        None,
+    )
+
+
+_sums.defvjp(_forward, _backward)

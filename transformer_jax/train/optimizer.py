@@ -1,19 +1,24 @@
 """The paper's learning-rate schedule and Adam (section 5.3)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from transformer_jax.config import TrainConfig
 
 
-def learning_rate(config: TrainConfig, d_model: int) -> optax.Schedule:
+def learning_rate(
+    config: TrainConfig, d_model: int
+) -> Callable[[ArrayLike], jax.Array]:
     """Returns factor * d_model^-0.5 * min(s^-0.5, s * warmup^-1.5) (equation 3).
 
     Optax counts updates from 0, the paper counts steps s from 1: s is count + 1.
     """
 
-    def schedule(count: jax.Array) -> jax.Array:
+    def schedule(count: ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1
         shape = jnp.minimum(step**-0.5, step * config.warmup_steps**-1.5)
         return config.learning_rate * d_model**-0.5 * shape

@@ -20,8 +20,7 @@ from transformer_jax.train.loss import LossSums, cross_entropy
 Params = Any
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """All that an update changes; float32 throughout."""
 
     step: jax.Array  # [] int32, batches taken so far, so also the number of the next
@@ -31,8 +30,7 @@ class TrainState:
     bad_total: jax.Array  # [] int32, skipped updates of the whole run
 
 
-@flax.struct.dataclass
-class StepMetrics:
+class StepMetrics(flax.struct.PyTreeNode):
     """What one update reports."""
 
     sums: LossSums  # of the global batch
@@ -56,6 +54,12 @@ def init_state(
 def sum_over(tree: Any, axis_name: str | None) -> Any:
     """Adds up `tree` over devices; without an axis it is the sum already."""
     return tree if axis_name is None else jax.lax.psum(tree, axis_name)
+
+
+def batch_loss(params: Params, x: Any, batch: Any, smoothing: float) -> LossSums:
+    """Returns the sums of a batch from the decoder's output `x [R, T, D]`."""
+    table = params["embedding"]["table"]
+    return cross_entropy(x, table, batch.target_out, batch.target_length, smoothing)
 
 
 def train_step(
@@ -89,15 +93,16 @@ def train_step(
     dropout = jax.random.fold_in(jax.random.key(seed), state.step)
 
     def loss_fn(params: Params) -> tuple[jax.Array, LossSums]:
-        logits = model.apply(
+        x = model.apply(
             {"params": params},
             batch.source,
             batch.source_length,
             batch.target_in,
             deterministic=False,
             rngs={"dropout": dropout},
+            method="hidden",
         )
-        sums = cross_entropy(logits, batch.target_out, batch.target_length, smoothing)
+        sums = batch_loss(params, x, batch, smoothing)
         return sums.loss / tokens, sums
 
     (_, sums), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
@@ -127,8 +132,11 @@ def eval_step(
     params: Params, batch: Batch, *, model: Transformer, axis_name: str | None
 ) -> LossSums:
     """Returns the sums of a batch without dropout and smoothing, over all devices."""
-    logits = model.apply(
-        {"params": params}, batch.source, batch.source_length, batch.target_in
+    x = model.apply(
+        {"params": params},
+        batch.source,
+        batch.source_length,
+        batch.target_in,
+        method="hidden",
     )
-    sums = cross_entropy(logits, batch.target_out, batch.target_length, 0.0)
-    return sum_over(sums, axis_name)
+    return sum_over(batch_loss(params, x, batch, 0.0), axis_name)

@@ -1,0 +1,39 @@
+"""Masks: their whole truth tables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.model.masks import cache_mask, causal_mask, padding_mask
+
+
+def as_text(mask: jax.Array) -> list[str]:
+    """Writes each row of the last axis as 1s and 0s; checks that they are booleans."""
+    assert mask.dtype == jnp.bool_
+    flat = np.asarray(mask).reshape(-1, mask.shape[-1])
+    return ["".join(str(int(seen)) for seen in row) for row in flat]
+
+
+def test_padding_mask_sees_the_first_tokens_of_each_row() -> None:
+    mask = padding_mask(jnp.asarray([0, 1, 3, 4]), 4)
+    assert mask.shape == (4, 1, 4)
+    assert as_text(mask) == ["0000", "1000", "1110", "1111"]
+
+
+def test_causal_mask_sees_itself_and_what_came_before() -> None:
+    mask = causal_mask(4)
+    assert mask.shape == (1, 4, 4)
+    assert as_text(mask) == ["1000", "1100", "1110", "1111"]
+
+
+def test_cache_mask_is_the_row_of_the_causal_mask() -> None:
+    masks = [cache_mask(jnp.asarray(index), 4) for index in range(4)]
+    assert all(mask.shape == (1, 1, 4) for mask in masks)
+    rows = [as_text(mask)[0] for mask in masks]
+    assert rows == ["1000", "1100", "1110", "1111"] == as_text(causal_mask(4))
+
+
+def test_masks_combine_by_and() -> None:
+    mask = causal_mask(3) & padding_mask(jnp.asarray([2, 3]), 3)
+    assert mask.shape == (2, 3, 3)
+    assert as_text(mask) == ["100", "110", "110", "100", "110", "111"]

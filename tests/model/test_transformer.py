@@ -1,0 +1,714 @@
+"""The model against a float64 NumPy reference written from the paper's section 3."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.model.attention import attention_weights
+from transformer_jax.model.layers import Dropout, Embedding, sinusoid
+from transformer_jax.model.transformer import Transformer
+
+# All sizes differ, so that no two axes can be taken for one another.
+BATCH, SOURCE, TARGET, VOCAB = 3, 8, 7, 17
+CONFIG = ModelConfig(
+    num_layers=2,
+    d_model=10,
+    d_ff=13,
+    num_heads=3,
+    d_k=4,
+    d_v=5,
+    dropout=0.3,
+    max_length=11,
+    dtype="float32",
+)
+VARIANTS = {
+    "paper": CONFIG,
+    "pre": dataclasses.replace(CONFIG, norm="pre"),
+    "learned": dataclasses.replace(CONFIG, positions="learned", d_model=9),
+    "bias": dataclasses.replace(CONFIG, attention_bias=True),
+    "all": dataclasses.replace(
+        CONFIG, norm="pre", positions="learned", attention_bias=True
+    ),
+}
+Params = dict[str, Any]
+
+
+def ids(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(4, VOCAB, shape).astype(np.int32)
+
+
+LENGTHS = np.asarray([5, SOURCE, 1], np.int32)
+SOURCES, TARGETS = ids(0, BATCH, SOURCE), ids(1, BATCH, TARGET)
+
+
+def make_params(config: ModelConfig, scale: float = 0.4) -> Params:
+    """Returns parameters drawn at random, biases and norms included."""
+    model = Transformer(config, VOCAB)
+    init = functools.partial(model.init, jax.random.key(0))
+    shapes = nn.unbox(jax.eval_shape(init, SOURCES, LENGTHS, TARGETS))["params"]
+    rng = np.random.default_rng(2)
+    return jax.tree.map(
+        lambda x: jnp.asarray(scale * rng.normal(size=x.shape), jnp.float32), shapes
+    )
+
+
+@functools.cache
+def params_of(variant: str) -> Params:
+    return make_params(VARIANTS[variant])
+
+
+@functools.cache
+def jitted(config: ModelConfig, method: str = "__call__") -> Callable[..., Any]:
+    """Returns a method of the model, compiled, as a function of (params, ...)."""
+    model = Transformer(config, VOCAB)
+
+    @jax.jit
+    def apply(params: Params, *args: Any) -> Any:
+        return model.apply({"params": params}, *args, method=method)
+
+    return apply
+
+
+def logits_of(variant: str, *args: Any) -> np.ndarray:
+    return np.asarray(jitted(VARIANTS[variant])(params_of(variant), *args))
+
+
+# --- The reference: the equations of section 3, in float64 ----------------------
+
+
+class Reference:
+    """Section 3 in NumPy; `drop(path, x)` is dropout at the module of that path."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Params,
+        drop: Callable[[str, np.ndarray], np.ndarray] = lambda path, x: x,
+    ) -> None:
+        self.config, self.drop = config, drop
+        self.params = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+
+    def embed(self, side: str, tokens: np.ndarray) -> np.ndarray:
+        """sqrt(d_model) E[token] + PE, then dropout (sections 3.4, 3.5, 5.4)."""
+        d = self.config.d_model
+        x = math.sqrt(d) * self.params["embedding"]["table"][tokens]
+        for t in range(tokens.shape[1]):
+            if self.config.positions == "learned":
+                x[:, t] += self.params[side]["positions"]["table"][t]
+                continue
+            for i in range(d // 2):
+                x[:, t, 2 * i] += math.sin(t / 10000 ** (2 * i / d))
+                x[:, t, 2 * i + 1] += math.cos(t / 10000 ** (2 * i / d))
+        return self.drop(f"{side}/positions/Dropout_0", x)
+
+    def norm(self, p: Params, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        variance = (centred**2).mean(-1, keepdims=True)
+        return p["scale"] * centred / np.sqrt(variance + 1e-6) + p["bias"]
+
+    def attention(
+        self, p: Params, x: np.ndarray, memory: np.ndarray, mask: np.ndarray
+    ) -> np.ndarray:
+        """MultiHead(Q, K, V), head by head (section 3.2); `mask [B, T, S]`."""
+
+        def project(name: str, x: np.ndarray, head: int) -> np.ndarray:
+            bias = p[name]["bias"][head] if self.config.attention_bias else 0
+            return x @ p[name]["kernel"][:, head] + bias
+
+        total = p["output"]["bias"] if self.config.attention_bias else 0
+        for head in range(self.config.num_heads):
+            q, k = project("query", x, head), project("key", memory, head)
+            scores = q @ np.swapaxes(k, 1, 2) / math.sqrt(self.config.d_k)
+            scores = np.where(mask, scores, -np.inf)
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            context = weights @ project("value", memory, head)
+            total = total + context @ p["output"]["kernel"][head]
+        return total
+
+    def feed_forward(self, p: Params, x: np.ndarray) -> np.ndarray:
+        up = np.maximum(0, x @ p["up"]["kernel"] + p["up"]["bias"])
+        return up @ p["down"]["kernel"] + p["down"]["bias"]
+
+    def residual(
+        self, layer: str, name: str, x: np.ndarray, f: Callable[..., np.ndarray]
+    ) -> np.ndarray:
+        side, number = layer.split("/")
+        p = self.params[side][number][f"{name}_residual"]["norm"]
+        path = f"{layer}/{name}_residual/dropout"
+        if self.config.norm == "post":
+            return self.norm(p, x + self.drop(path, f(x)))
+        return x + self.drop(path, f(self.norm(p, x)))
+
+    def stack(
+        self,
+        side: str,
+        x: np.ndarray,
+        mask: np.ndarray,
+        memory: np.ndarray | None = None,
+        memory_mask: np.ndarray | None = None,
+    ) -> np.ndarray:
+        for i in range(self.config.num_layers):
+            layer, p = f"{side}/layer_{i}", self.params[side][f"layer_{i}"]
+
+            def attend(y: np.ndarray, p: Params = p) -> np.ndarray:
+                return self.attention(p["self_attention"], y, y, mask)
+
+            def cross(y: np.ndarray, p: Params = p) -> np.ndarray:
+                return self.attention(p["cross_attention"], y, memory, memory_mask)  # pyright: ignore
+
+            def feed(y: np.ndarray, p: Params = p) -> np.ndarray:
+                return self.feed_forward(p["feed_forward"], y)
+
+            x = self.residual(layer, "self_attention", x, attend)
+            if memory is not None:
+                x = self.residual(layer, "cross_attention", x, cross)
+            x = self.residual(layer, "feed_forward", x, feed)
+        if self.config.norm == "pre":
+            x = self.norm(self.params[side]["norm"], x)
+        return x
+
+    def logits(
+        self, source: np.ndarray, lengths: np.ndarray, target_in: np.ndarray
+    ) -> np.ndarray:
+        positions = np.arange(source.shape[1])
+        keys = (positions < lengths[:, None])[:, None, :]
+        memory = self.stack("encoder", self.embed("encoder", source), keys)
+        later = np.arange(target_in.shape[1])
+        causal = (later[:, None] >= later)[None]
+        x = self.embed("decoder", target_in)
+        x = self.stack("decoder", x, causal, memory, keys)
+        return x @ self.params["embedding"]["table"].T
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_the_equations(variant: str) -> None:
+    reference = Reference(VARIANTS[variant], params_of(variant))
+    expected = reference.logits(SOURCES, LENGTHS, TARGETS)
+    found = logits_of(variant, SOURCES, LENGTHS, TARGETS)
+    assert found.shape == (BATCH, TARGET, VOCAB) and found.dtype == np.float32
+    assert expected.std() > 0.3  # else 1e-4 would say little
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+
+
+def test_encode_then_decode_equals_the_call() -> None:
+    params = params_of("paper")
+    memory = jitted(CONFIG, "encode")(params, SOURCES, LENGTHS)
+    found = jitted(CONFIG, "decode")(params, TARGETS, memory)
+    expected = logits_of("paper", SOURCES, LENGTHS, TARGETS)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+# --- Positions, embedding, attention alone --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("t", "column", "value"),
+    [
+        (0, 0, 0.0),
+        (0, 1, 1.0),
+        (0, 510, 0.0),
+        (0, 511, 1.0),
+        (1, 0, math.sin(1)),
+        (1, 1, math.cos(1)),
+        (1, 2, math.sin(10000 ** (-2 / 512))),
+        (7, 256, math.sin(7 / 100)),  # half-way: 10000^(1/2)
+        (7, 257, math.cos(7 / 100)),
+        (49, 511, math.cos(49 / 10000 ** (510 / 512))),
+    ],
+)
+def test_sinusoid_at_named_entries(t: int, column: int, value: float) -> None:
+    table = sinusoid(50, 512)
+    assert table.shape == (50, 512) and table.dtype == np.float32
+    assert table[t, column] == pytest.approx(value, abs=1e-6)
+
+
+def test_sinusoid_of_more_positions_starts_the_same() -> None:
+    np.testing.assert_array_equal(sinusoid(5, 6), sinusoid(9, 6)[:5])
+
+
+def test_learned_positions_have_a_limit_and_say_so() -> None:
+    with pytest.raises(ValueError, match=r"12 positions, but model\.max_length is 11"):
+        jax.eval_shape(
+            Transformer(VARIANTS["learned"], VOCAB).init,
+            jax.random.key(0),
+            ids(0, 1, 12),
+            np.asarray([12]),
+            ids(0, 1, 2),
+        )
+
+
+def test_attention_weights_are_a_softmax_over_visible_keys() -> None:
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 3, 2, 5)), rng.normal(size=(2, 4, 2, 5))
+    mask = rng.random((2, 3, 4)) < 0.5
+    mask[0, 0] = [False, True, False, False]
+    mask[1, 2] = False  # sees nothing
+    weights = np.asarray(attention_weights(*map(jnp.asarray, (query, key, mask))))
+    assert weights.shape == (2, 2, 3, 4) and weights.dtype == np.float32
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+    np.testing.assert_array_equal(weights[0, :, 0], [[0, 1, 0, 0]] * 2)
+    seen = np.broadcast_to(mask[:, None], weights.shape).copy()
+    seen[1, :, 2] = True
+    assert np.all(weights[~seen] == 0)
+    b, h, t = 0, 1, 2
+    scores = [query[b, t, h] @ key[b, s, h] / math.sqrt(5) for s in range(4)]
+    exps = np.exp(scores) * mask[b, t]
+    np.testing.assert_allclose(weights[b, h, t], exps / exps.sum(), atol=1e-6)
+
+
+def test_sown_weights_are_those_of_every_attention() -> None:
+    model = Transformer(CONFIG, VOCAB)
+    apply = functools.partial(model.apply, mutable=["intermediates"])
+    variables = {"params": params_of("paper")}
+    _, state = jax.eval_shape(apply, variables, SOURCES, LENGTHS, TARGETS)
+    layer = state["intermediates"]["decoder"]["layer_1"]
+    (own,), (cross,) = (
+        layer[f"{name}_attention"]["weights"] for name in ("self", "cross")
+    )
+    heads = CONFIG.num_heads
+    assert own.shape == (BATCH, heads, TARGET, TARGET)
+    assert cross.shape == (BATCH, heads, TARGET, SOURCE)
+
+
+def test_a_row_without_tokens_stays_finite() -> None:
+    lengths = np.asarray([0, SOURCE, 0], np.int32)
+    for variant in ("paper", "pre"):
+        assert np.isfinite(logits_of(variant, SOURCES, lengths, TARGETS)).all()
+
+
+# --- Invariants -----------------------------------------------------------------
+
+
+def padding_of_sources() -> np.ndarray:
+    return np.arange(SOURCE) >= LENGTHS[:, None]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_contents_of_padding_change_nothing(variant: str) -> None:
+    expected = logits_of(variant, SOURCES, LENGTHS, TARGETS)
+    for seed in range(5):
+        other = np.where(padding_of_sources(), ids(100 + seed, *SOURCES.shape), SOURCES)
+        assert not np.array_equal(other, SOURCES)
+        found = logits_of(variant, other, LENGTHS, TARGETS)
+        np.testing.assert_array_equal(found, expected)
+    # The test can fail: a real token does change the row, and only its row.
+    other = SOURCES.copy()
+    other[0, 2] = other[0, 2] % (VOCAB - 1) + 1
+    changed = logits_of(variant, other, LENGTHS, TARGETS) != expected
+    assert changed[0].any() and not changed[1:].any()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_more_padding_changes_nothing(variant: str) -> None:
+    expected = logits_of(variant, SOURCES, LENGTHS, TARGETS)
+    source = np.concatenate([SOURCES, ids(3, BATCH, 3)], axis=1)
+    target = np.concatenate([TARGETS, ids(4, BATCH, 4)], axis=1)
+    found = logits_of(variant, source, LENGTHS, target)[:, :TARGET]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_later_target_tokens_change_no_earlier_logit(variant: str) -> None:
+    expected = logits_of(variant, SOURCES, LENGTHS, TARGETS)
+    for t in range(1, TARGET):
+        other = TARGETS.copy()
+        other[:, t:] = other[:, t:] % (VOCAB - 1) + 1  # every one another id
+        found = logits_of(variant, SOURCES, LENGTHS, other)
+        np.testing.assert_array_equal(found[:, :t], expected[:, :t])
+        assert (found[:, t:] != expected[:, t:]).any(axis=-1).all()
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    expected = logits_of("paper", SOURCES, LENGTHS, TARGETS)
+    order = np.asarray([2, 0, 1])
+    found = logits_of("paper", SOURCES[order], LENGTHS[order], TARGETS[order])
+    np.testing.assert_allclose(found, expected[order], atol=1e-6)
+    alone = logits_of("paper", SOURCES[:1], LENGTHS[:1], TARGETS[:1])
+    np.testing.assert_allclose(alone, expected[:1], atol=1e-6)
+
+
+# --- Step by step ---------------------------------------------------------------
+
+BEAMS = 2
+
+
+@pytest.mark.parametrize("variant", ["paper", "all"])
+def test_decode_step_equals_the_teacher_forced_pass(variant: str) -> None:
+    config, params = VARIANTS[variant], params_of(variant)
+    memory = jitted(config, "encode")(params, SOURCES, LENGTHS)
+    targets = ids(5, BATCH * BEAMS, TARGET)
+    expected = np.asarray(jitted(config, "decode")(params, targets, memory))
+    # Each beam is what it would be as the only target of its source.
+    for beam in range(BEAMS):
+        one = logits_of(variant, SOURCES, LENGTHS, targets[beam::BEAMS])
+        np.testing.assert_allclose(expected[beam::BEAMS], one, atol=1e-5)
+
+    model = Transformer(config, VOCAB)
+    cache = model.init_cache(memory, BEAMS, config.max_length)  # more than needed
+    step = jitted(config, "decode_step")
+    for t in range(TARGET):
+        assert int(cache.index) == t
+        logits, cache = step(params, targets[:, t], cache)
+        assert logits.shape == (BATCH * BEAMS, VOCAB) and logits.dtype == jnp.float32
+        np.testing.assert_allclose(logits, expected[:, t], atol=1e-4)
+    assert cache.past[0][0].shape == (6, config.max_length, config.num_heads, 4)
+    assert cache.past[0][1].shape == (6, config.max_length, config.num_heads, 5)
+
+
+def test_beams_may_be_reordered_between_steps() -> None:
+    params, turn = params_of("paper"), 4
+    memory = jitted(CONFIG, "encode")(params, SOURCES, LENGTHS)
+    targets = ids(6, BATCH * BEAMS, TARGET)
+    parents = np.asarray([1, 0, 2, 2, 5, 5])  # rows stay with their source
+    targets[:, :turn] = targets[:, :turn]
+    joined = np.concatenate([targets[parents, :turn], targets[:, turn:]], axis=1)
+    expected = jitted(CONFIG, "decode")(params, joined, memory)
+
+    cache = Transformer(CONFIG, VOCAB).init_cache(memory, BEAMS, CONFIG.max_length)
+    step = jitted(CONFIG, "decode_step")
+    for t in range(TARGET):
+        if t == turn:
+            past = jax.tree.map(lambda x: x[parents], cache.past)
+            cache = cache.replace(past=past)
+        logits, cache = step(params, targets[:, t], cache)
+        if t >= turn:
+            np.testing.assert_allclose(logits, expected[:, t], atol=1e-4)
+
+
+# --- Parameters and options -----------------------------------------------------
+
+
+def paths(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    model = Transformer(config, VOCAB)
+    init = functools.partial(model.init, jax.random.key(0))
+    shapes = nn.unbox(jax.eval_shape(init, SOURCES, LENGTHS, TARGETS))["params"]
+    leaves = jax.tree_util.tree_leaves_with_path(shapes)
+    return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
+
+
+def test_parameters_are_named_by_the_paper() -> None:
+    attention = {
+        "query/kernel": (10, 3, 4),
+        "key/kernel": (10, 3, 4),
+        "value/kernel": (10, 3, 5),
+        "output/kernel": (3, 5, 10),
+    }
+    norm = {"norm/scale": (10,), "norm/bias": (10,)}
+    feed_forward = {
+        "up/kernel": (10, 13),
+        "up/bias": (13,),
+        "down/kernel": (13, 10),
+        "down/bias": (10,),
+    }
+    expected: dict[str, tuple[int, ...]] = {"embedding/table": (VOCAB, 10)}
+    for side, blocks in (
+        ("encoder", ("self_attention",)),
+        ("decoder", ("self_attention", "cross_attention")),
+    ):
+        for i in range(2):
+            layer = f"{side}/layer_{i}"
+            for block in (*blocks, "feed_forward"):
+                parts = feed_forward if block == "feed_forward" else attention
+                expected |= {f"{layer}/{block}/{k}": v for k, v in parts.items()}
+                expected |= {
+                    f"{layer}/{block}_residual/{k}": v for k, v in norm.items()
+                }
+    assert paths(CONFIG) == expected
+    more = {f"{s}/norm/{p}": (10,) for s in ("encoder", "decoder") for p in norm_parts}
+    assert paths(VARIANTS["pre"]) == expected | more
+    assert params_of("paper")["decoder"]["layer_0"]["cross_attention"]["query"]
+
+
+norm_parts = ("scale", "bias")
+
+
+# A changed value of every field. None: of no effect on the model with these others.
+OTHER = {
+    "num_layers": 1,
+    "d_model": 12,
+    "d_ff": 14,
+    "num_heads": 2,
+    "d_k": 3,
+    "d_v": 4,
+    "dropout": 0.1,
+    "norm": "pre",
+    "positions": "learned",
+    "attention_bias": True,
+    "max_length": 12,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ModelConfig)])
+def test_every_option_changes_the_model(field: str) -> None:
+    # Learned positions where the length of their table is asked for.
+    config = VARIANTS["learned"] if field == "max_length" else CONFIG
+    other = dataclasses.replace(config, **{field: OTHER[field]})
+    if paths(config) != paths(other):
+        return
+    assert field in ("dropout", "dtype")
+    params = make_params(config)
+    found = []
+    for changed in (config, other):
+        model = Transformer(changed, VOCAB)
+        rngs = {"dropout": jax.random.key(0)}
+        args = ({"params": params}, SOURCES, LENGTHS, TARGETS, field == "dtype")
+        found.append(np.asarray(model.apply(*args, rngs=rngs)))
+    assert not np.allclose(*found, atol=1e-4)
+
+
+def test_initial_values() -> None:
+    config = dataclasses.replace(
+        CONFIG, num_layers=1, d_model=64, d_ff=96, attention_bias=True
+    )
+    model = Transformer(config, 1000)
+    init = jax.jit(model.init)
+    params = nn.unbox(init(jax.random.key(0), SOURCES, LENGTHS, TARGETS))["params"]
+    assert np.std(params["embedding"]["table"]) == pytest.approx(1 / 8, rel=0.02)
+    layer = params["encoder"]["layer_0"]
+    up = layer["feed_forward"]["up"]
+    bound = math.sqrt(6 / (64 + 96))  # Xavier uniform
+    assert 0.97 * bound < np.abs(up["kernel"]).max() <= bound
+    assert not np.any(up["bias"])
+    assert not np.any(layer["self_attention"]["output"]["bias"])
+    norm = layer["feed_forward_residual"]["norm"]
+    assert np.all(norm["scale"] == 1) and not np.any(norm["bias"])
+
+
+# --- bfloat16 -------------------------------------------------------------------
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields every equation of a jaxpr, those of inner ones included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "jaxpr")
+        ):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def types(jaxpr: Any, primitive: str) -> set[Any]:
+    """Returns the types that a primitive is given."""
+    found = [e for e in equations(jaxpr) if e.primitive.name == primitive]
+    assert found, f"no {primitive} in the jaxpr"
+    return {v.aval.dtype for e in found for v in e.invars if hasattr(v, "aval")}
+
+
+def test_bfloat16_computes_softmax_norms_and_logits_in_float32() -> None:
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    model = Transformer(config, VOCAB)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), SOURCES, LENGTHS, TARGETS)
+    assert {x.dtype for x in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
+
+    def whole(params: Params) -> Any:
+        return model.apply({"params": params}, SOURCES, LENGTHS, TARGETS)
+
+    def steps(params: Params) -> Any:
+        variables = {"params": params}
+        memory = model.apply(variables, SOURCES, LENGTHS, method="encode")
+        cache = model.init_cache(memory, BEAMS, 3)  # pyright: ignore
+        assert cache.past[0][0].dtype == jnp.bfloat16
+        tokens = TARGETS[:, :BEAMS].reshape(-1)
+        return model.apply(variables, tokens, cache, method="decode_step")
+
+    for function in (whole, steps):
+        jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(params_of("paper"))
+        logits = shape if function is whole else shape[0]
+        assert logits.dtype == jnp.float32
+        for primitive in ("exp", "div", "rsqrt"):
+            assert types(jaxpr.jaxpr, primitive) == {jnp.dtype("float32")}, primitive
+        products = [
+            e for e in equations(jaxpr.jaxpr) if e.primitive.name == "dot_general"
+        ]
+        inputs = {v.aval.dtype for e in products for v in e.invars}
+        assert inputs == {jnp.dtype("bfloat16")}  # so the option is no mere word
+        # The logits and each attention's scores come out in float32 at once.
+        exact = [e for e in products if e.outvars[0].aval.dtype == jnp.float32]
+        attentions = (6 if function is whole else 6) * 1
+        assert len(exact) == 1 + attentions
+
+
+def test_bfloat16_is_near_float32() -> None:
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    found = jitted(config)(params_of("paper"), SOURCES, LENGTHS, TARGETS)
+    expected = logits_of("paper", SOURCES, LENGTHS, TARGETS)
+    assert 1e-4 < np.abs(found - expected).max() < 0.15
+    assert np.abs(found - expected).mean() < 0.02
+
+
+def test_large_scores_do_not_overflow() -> None:
+    table = jnp.full((1, 2, 1, 4), 1e18, jnp.bfloat16)
+    weights = attention_weights(table, table, jnp.ones((1, 2, 2), bool))
+    np.testing.assert_allclose(weights, 0.5)
+
+
+# --- Dropout --------------------------------------------------------------------
+
+
+def drop(
+    rate: float, x: Any, seed: int = 0, axis: str | None = None, off: bool = False
+) -> jax.Array:
+    rngs = {"dropout": jax.random.key(seed)}
+    return Dropout(rate, axis).apply({}, x, off, rngs=rngs)  # pyright: ignore
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
+def test_dropout_keeps_its_rate_and_its_scale(rate: float) -> None:
+    x = jnp.ones((64, 41, 25))  # an odd number of elements a row
+    y = np.asarray(drop(rate, x))
+    kept = y != 0
+    np.testing.assert_allclose(y[kept], 1 / (1 - rate), rtol=2e-4)
+    assert len(np.unique(y[kept])) == 1
+    error = 5 * math.sqrt(rate * (1 - rate) / y.size)
+    assert abs(kept.mean() - (1 - rate)) < error
+    # By place in the row and by row, each rate again within its bound.
+    for axes, count in (((1, 2), 41 * 25), (0, 64)):
+        error = 6 * math.sqrt(rate * (1 - rate) / count)
+        assert np.abs(kept.mean(axis=axes) - (1 - rate)).max() < error
+    # Neighbours are independent: the two halves of a random word, too.
+    flat = kept.reshape(64, -1).astype(float) - (1 - rate)
+    both = (flat[:, 1:] * flat[:, :-1]).mean() / (rate * (1 - rate))
+    assert abs(both) < 5 / math.sqrt(flat.size)
+
+
+def test_dropout_scales_what_is_there() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 6, 7)), jnp.float32)
+    y = drop(0.25, x)
+    np.testing.assert_array_equal(y[y != 0], (x / 0.75)[y != 0])
+    assert 0 < (y == 0).sum() < x.size
+    assert drop(0.25, x.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_dropout_without_randomness_is_the_identity() -> None:
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 7)), jnp.float32)
+    np.testing.assert_array_equal(drop(0.3, x, off=True), x)
+    np.testing.assert_array_equal(drop(0.0, x), x)
+    np.testing.assert_array_equal(Dropout(0.3, None).apply({}, x, True), x)
+
+
+def test_dropout_masks_differ_by_row_and_by_key() -> None:
+    rows = {
+        row.tobytes() for seed in (0, 1) for row in np.asarray(drop(0.5, ONES, seed))
+    }
+    assert len(rows) == 2 * len(ONES)
+    np.testing.assert_array_equal(drop(0.5, ONES), drop(0.5, ONES))
+
+
+ONES = jnp.ones((8, 5, 9))
+
+
+def test_dropout_of_a_row_does_not_depend_on_the_split() -> None:
+    whole = np.asarray(drop(0.4, ONES))
+    np.testing.assert_array_equal(drop(0.4, ONES[:3]), whole[:3])
+    for devices in (2, 4):
+        split = ONES.reshape(devices, -1, *ONES.shape[1:])
+        run = jax.pmap(
+            lambda x: drop(0.4, x, axis="data"),
+            axis_name="data",
+            devices=jax.devices()[:devices],
+        )
+        np.testing.assert_array_equal(
+            np.asarray(run(split)).reshape(whole.shape), whole
+        )
+
+
+def train_mode(data_axis: str | None) -> Callable[..., jax.Array]:
+    model = Transformer(CONFIG, VOCAB, data_axis)
+
+    def apply(params: Params, *batch: Any) -> jax.Array:
+        rngs = {"dropout": jax.random.key(7)}
+        return model.apply({"params": params}, *batch, False, rngs=rngs)  # pyright: ignore
+
+    return apply
+
+
+def test_training_logits_do_not_depend_on_the_split() -> None:
+    batch = (ids(8, 4, SOURCE), np.asarray([8, 3, 1, 5]), ids(9, 4, TARGET))
+    params = params_of("paper")
+    whole = jax.jit(train_mode(None))(params, *batch)
+    run = jax.pmap(
+        train_mode("data"),
+        axis_name="data",
+        in_axes=(None, 0, 0, 0),
+        devices=jax.devices()[:2],
+    )
+    split = run(params, *(x.reshape(2, 2, *x.shape[1:]) for x in batch))
+    found = np.asarray(split).reshape(whole.shape)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+    off = logits_of("paper", *batch)
+    assert not np.allclose(whole, off, atol=0.1)
+
+
+@pytest.mark.parametrize("variant", ["paper", "pre"])
+def test_dropout_stands_where_the_paper_has_it(variant: str) -> None:
+    """After the sum of embedding and position, and on each sub-layer's output."""
+    config = VARIANTS[variant]
+    masks: dict[str, np.ndarray] = {}
+
+    def spy(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        result = call(*args, **kwargs)
+        if isinstance(context.module, Dropout):
+            path = "/".join(context.module.path)
+            assert path not in masks
+            masks[path] = np.asarray(result) / np.asarray(args[0])
+        return result
+
+    model = Transformer(config, VOCAB)
+    rngs = {"dropout": jax.random.key(3)}
+    variables = {"params": params_of(variant)}
+    with nn.intercept_methods(spy):
+        found = model.apply(variables, SOURCES, LENGTHS, TARGETS, False, rngs=rngs)
+
+    assert len(masks) == 2 + 2 * config.num_layers + 3 * config.num_layers
+    shapes: dict[tuple[int, ...], set[bytes]] = {}
+    for mask in masks.values():
+        values = np.unique(mask.round(3))
+        np.testing.assert_allclose(values, [0, 1 / 0.7], atol=1e-3)
+        shapes.setdefault(mask.shape, set()).add((mask > 0).tobytes())
+    assert sum(map(len, shapes.values())) == len(masks)  # no two of them the same
+    reference = Reference(
+        config, params_of(variant), lambda path, x: masks.pop(path) * x
+    )
+    expected = reference.logits(SOURCES, LENGTHS, TARGETS)
+    assert not masks  # each used once
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def test_embedding_scales_on_the_way_in_only() -> None:
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(5, 9)), jnp.float32)
+    embedding = Embedding(5, 9, jnp.dtype("float32"))
+    variables = {"params": {"table": table}}
+    found = embedding.apply(variables, jnp.asarray([[4, 0]]))
+    np.testing.assert_allclose(found, 3 * table[jnp.asarray([[4, 0]])], rtol=1e-6)
+    x = jnp.ones((1, 2, 9))
+    logits = embedding.apply(variables, x, method="logits")
+    expected = np.broadcast_to(table.sum(axis=1), (1, 2, 5))
+    np.testing.assert_allclose(logits, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_has_a_gradient(variant: str) -> None:
+    def loss(params: Params) -> jax.Array:
+        logits = jitted(VARIANTS[variant])(params, SOURCES, LENGTHS, TARGETS)
+        return jnp.square(logits).mean()
+
+    gradient = jax.grad(loss)(params_of(variant))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        if path[-1].key == "bias" and path[-2].key == "key":
+            continue  # softmax does not see what all scores share
+        assert np.abs(leaf).max() > 1e-6, jax.tree_util.keystr(path)
+    assert np.isfinite(ravel_pytree(gradient)[0]).all()

@@ -1,0 +1,437 @@
+"""The program `transformer-jax`: flags, one call, output.
+
+Results go to stdout, all else to stderr. Exit codes: 0 done, 2 the user's mistake (one
+line says what and how to mend it), 1 our fault, 128 + signal when stopped by a signal.
+JAX is imported by the verbs that compute, so help and mistakes come at once.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import errno
+import itertools
+import json
+import os
+import pathlib
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TextIO
+
+from transformer_jax import __version__
+from transformer_jax.config import Config, ConfigError, DecodeConfig, load, nearest
+from transformer_jax.errors import DataError, UserError
+
+BLOCK = 4096  # lines translated before they are written
+
+# What the machine, not the program, refuses.
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parse(arguments)
+        args.command = shlex.join(["transformer-jax", *arguments])
+        return args.run(args) or 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output is gone; Python would complain again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror}; nothing already saved is lost", 2)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"transformer-jax: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+# --- Flags ----------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the command line; `--config.a.b=value` flags end up in `overrides`."""
+    parser, verbs = _make_parser()
+    args, rest = parser.parse_known_args(arguments)
+    overrides = []
+    while rest:
+        flag = rest.pop(0)
+        if flag.startswith("--config.") and "config" in args:
+            if "=" not in flag and rest and not rest[0].startswith("--"):
+                flag = f"{flag}={rest.pop(0)}"
+            overrides.append(flag)
+            continue
+        known = [
+            name
+            for action in verbs[args.verb]._actions
+            for name in action.option_strings
+        ]
+        if not flag.startswith("-"):
+            raise ConfigError(f"unexpected argument {flag!r}; options start with --")
+        name = flag.split("=", 1)[0]
+        raise ConfigError(f"unknown option {name}: {nearest(name, known)}")
+    args.overrides = overrides
+    return args
+
+
+def _make_parser() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="transformer-jax",
+        description='The Transformer of "Attention Is All You Need" in JAX.',
+        epilog="Example: transformer-jax train --config=configs/phrases.py "
+        "--workdir=runs/phrases",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    group = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs: dict[str, _Parser] = {}
+
+    def verb(name: str, run: Any, about: str, example: str) -> _Parser:
+        verbs[name] = group.add_parser(
+            name,
+            help=about,
+            description=about,
+            epilog=f"Example: transformer-jax {name} {example}",
+            allow_abbrev=False,
+        )
+        verbs[name].set_defaults(run=run)
+        return verbs[name]
+
+    config = "--config=configs/phrases.py"
+    workdir = "--workdir=runs/phrases"
+    sub = verb(
+        "prepare",
+        _prepare,
+        "make vocabulary and tokenised corpus",
+        f"{config} {workdir}",
+    )
+    _add_config(sub), _add_workdir(sub)
+    sub = verb(
+        "train",
+        _train,
+        "train, or go on training",
+        f"{config} {workdir} --config.train.steps=2000",
+    )
+    _add_config(sub), _add_workdir(sub)
+
+    sub = verb(
+        "evaluate",
+        _evaluate,
+        "translate a split and score it",
+        f"{workdir} --split=test",
+    )
+    _add_workdir(sub), _add_checkpoint(sub), _add_search(sub)
+    sub.add_argument("--split", default="test", choices=("train", "valid", "test"))
+    sub.add_argument("--source", help="source file, instead of a split")
+    sub.add_argument("--reference", help="its references: files, separated by commas")
+    _add_json(sub, "one JSON object with the report")
+
+    sub = verb(
+        "bleu",
+        _bleu,
+        "score a file of translations",
+        "--hypothesis=out.de --reference=ref.de",
+    )
+    sub.add_argument("--hypothesis", required=True, help="file, one sentence a line")
+    sub.add_argument("--reference", required=True, help="files, separated by commas")
+    _add_json(sub, "one JSON object with the scores")
+
+    sub = verb(
+        "translate",
+        _translate,
+        "translate lines",
+        f"{workdir} --input=text.en --output=text.de",
+    )
+    _add_workdir(sub), _add_checkpoint(sub), _add_search(sub)
+    sub.add_argument("--input", default="-", help="file or - (default: stdin)")
+    sub.add_argument("--output", default="-", help="file or - (default: stdout)")
+    sub.add_argument(
+        "--nbest",
+        type=_positive,
+        default=1,
+        help="hypotheses a line; above 1 they come as: line number, score, text, "
+        "separated by tabs",
+    )
+    _add_json(sub, "one JSON object a line: line, hypotheses (text, score, tokens)")
+
+    sub = verb(
+        "score",
+        _score,
+        "log-probability of given translations",
+        f"{workdir} --source=a.en --target=a.de",
+    )
+    _add_workdir(sub), _add_checkpoint(sub)
+    sub.add_argument("--source", required=True, help="file, one sentence a line")
+    sub.add_argument("--target", required=True, help="file, one sentence a line")
+
+    sub = verb(
+        "average", _average, "average the last checkpoints", f"{workdir} --last=5"
+    )
+    _add_workdir(sub)
+    sub.add_argument("--last", type=_positive, default=5, help="how many (default: 5)")
+
+    sub = verb(
+        "describe",
+        _describe,
+        "count parameters, FLOPs and memory",
+        "--config=configs/base.py",
+    )
+    _add_config(sub)
+    sub.add_argument("--devices", type=_positive, default=1, help="for memory a device")
+    _add_json(sub, "one JSON object")
+    return parser, verbs
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _add_config(parser: _Parser) -> None:
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="Python file with get_config(), also FILE:ARGUMENT; single fields are "
+        "set by --config.SECTION.FIELD=VALUE",
+    )
+
+
+def _add_workdir(parser: _Parser) -> None:
+    parser.add_argument(
+        "--workdir", required=True, type=pathlib.Path, help="folder of the run"
+    )
+
+
+def _add_checkpoint(parser: _Parser) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        help="best (by valid BLEU), last, average or a step (default: best)",
+    )
+
+
+def _add_search(parser: _Parser) -> None:
+    parser.add_argument("--beam_size", type=_positive, help="1 is greedy")
+    parser.add_argument("--alpha", type=float, help="length penalty exponent")
+    parser.add_argument("--batch_size", type=_positive, help="sentences a batch")
+
+
+def _add_json(parser: _Parser, about: str) -> None:
+    parser.add_argument("--json", action="store_true", help=about)
+
+
+def _decode_config(args: argparse.Namespace, config: Config) -> DecodeConfig:
+    """Returns the run's decode settings with the flags that were given."""
+    given = {
+        name: getattr(args, name)
+        for name in ("beam_size", "alpha", "batch_size")
+        if getattr(args, name) is not None
+    }
+    return dataclasses.replace(config.decode, **given)
+
+
+# --- Text in and out ------------------------------------------------------------
+
+
+def _report(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _warn(message: str) -> None:
+    _report(f"warning: {message}")
+
+
+def _read(path: str) -> list[str]:
+    from transformer_jax.data import corpora
+
+    return list(corpora.read_lines(path))
+
+
+def _read_sets(paths: str) -> list[list[str]]:
+    return [_read(path) for path in paths.split(",")]
+
+
+def _input_lines(path: str) -> Iterator[str]:
+    from transformer_jax.data import corpora
+
+    return corpora.read_lines("/dev/stdin" if path == "-" else path)
+
+
+@contextlib.contextmanager
+def _output(path: str) -> Iterator[TextIO]:
+    """Opens stdout, or a file that appears under its name only when it is whole."""
+    if path == "-":
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # pyright: ignore
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    final = pathlib.Path(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(final.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
+    partial.replace(final)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+# --- Verbs ----------------------------------------------------------------------
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    from transformer_jax.data.prepare import prepare
+
+    config = load(args.config, args.overrides)
+    prepared = prepare(config, args.workdir, _report)
+    _report(f"vocabulary  {prepared.tokenizer.vocab_size:,} pieces")
+    for split, corpus in prepared.splits.items():
+        counts = ", ".join(
+            f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()
+        )
+        _report(f"{split:11} {counts}: {corpus.folder}")
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = load(args.config, args.overrides)
+    from transformer_jax.train.loop import Stopped, train
+
+    try:
+        train(config, args.workdir)
+    except Stopped as stopped:
+        _report(f"{stopped}; the same command goes on from there")
+        return 128 + stopped.signum
+    return 0
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    if bool(args.source) != bool(args.reference):
+        raise ConfigError("--source and --reference go together; give both or neither")
+    from transformer_jax.decode.translator import load_translator
+    from transformer_jax.evaluate import evaluate, write_report
+
+    translator, config, loaded = load_translator(args.workdir, args.checkpoint)
+    if args.source:
+        name = pathlib.Path(args.source).name
+        sources, references = _read(args.source), _read_sets(args.reference)
+    else:
+        from transformer_jax.data.prepare import open_split
+
+        name = args.split
+        sources, target = open_split(args.workdir, args.split).text()
+        references = [target]
+    decode = _decode_config(args, config)
+    score, hypotheses = evaluate(translator, sources, references, decode, _warn)
+    report = {
+        "set": name,
+        "direction": f"{config.data.source_lang}-{config.data.target_lang}",
+        **dataclasses.asdict(score),
+        "checkpoint": loaded.name,
+        "checkpoint_steps": loaded.steps,
+        "decode": dataclasses.asdict(decode),
+        "command": args.command,
+        "version": __version__,
+    }
+    path = write_report(
+        args.workdir / "evaluate", f"{name}-{loaded.name}", report, hypotheses
+    )
+    _report(f"written to {path}")
+    _print_score(report, args.json)
+
+
+def _bleu(args: argparse.Namespace) -> None:
+    from transformer_jax.evaluate import score_text
+
+    score = score_text(_read(args.hypothesis), _read_sets(args.reference))
+    _print_score(dataclasses.asdict(score), args.json)
+
+
+def _print_score(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _print_json(report)
+        return
+    print(f"{report['bleu_detail']}  [{report['bleu_signature']}]")
+    print(f"chrF2 = {report['chrf']:.2f}  [{report['chrf_signature']}]")
+
+
+def _translate(args: argparse.Namespace) -> None:
+    from transformer_jax.decode.translator import load_translator
+
+    lines = _input_lines(args.input)
+    translator, config, _ = load_translator(args.workdir, args.checkpoint)
+    decode = _decode_config(args, config)
+    if args.nbest > decode.beam_size:
+        raise ConfigError(
+            f"--nbest={args.nbest} is more than the beam size {decode.beam_size}; give "
+            f"--beam_size={args.nbest} or more"
+        )
+    first = 1
+    with _output(args.output) as output:
+        while block := list(itertools.islice(lines, BLOCK)):
+            found = translator.translate(block, decode, args.nbest, _warn, first)
+            for number, hypotheses in enumerate(found, first):
+                output.writelines(_format(number, hypotheses, args))
+            first += len(block)
+
+
+def _format(number: int, hypotheses: Sequence[Any], args: Any) -> Iterable[str]:
+    """Returns the output lines of one input line."""
+    if args.json:
+        shown = [
+            {"text": h.text, "score": h.score, "tokens": h.tokens} for h in hypotheses
+        ]
+        row = {"line": number, "hypotheses": shown}
+        return [json.dumps(row, ensure_ascii=False) + "\n"]
+    if args.nbest == 1:
+        return [hypotheses[0].text + "\n"]
+    return [f"{number}\t{h.score:.6f}\t{h.text}\n" for h in hypotheses]
+
+
+def _score(args: argparse.Namespace) -> None:
+    from transformer_jax.decode.translator import load_translator
+
+    sources, targets = _read(args.source), _read(args.target)
+    if len(sources) != len(targets):
+        raise DataError(
+            f"{args.source} has {len(sources)} lines, {args.target} {len(targets)}; "
+            "line N of one must belong to line N of the other"
+        )
+    translator, config, _ = load_translator(args.workdir, args.checkpoint)
+    for value in translator.score(sources, targets, config.decode.batch_size):
+        print(f"{value:.6f}")
+
+
+def _average(args: argparse.Namespace) -> None:
+    from transformer_jax.checkpoint import average
+
+    steps = average(args.workdir, args.last)
+    _report(
+        f"averaged steps {', '.join(map(str, steps))} into {args.workdir / 'average'}; "
+        "decode with --checkpoint=average"
+    )
+
+
+def _describe(args: argparse.Namespace) -> None:
+    from transformer_jax.describe import as_dict, as_text, describe
+
+    description = describe(load(args.config, args.overrides), args.devices)
+    if args.json:
+        _print_json(as_dict(description))
+    else:
+        print(as_text(description))
