@@ -5,6 +5,8 @@ them. The state is replicated, the rows of the batch are split, and sums cross d
 by the axis name `DATA_AXIS`. The number of devices never changes what is computed.
 """
 
+import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 DATA_AXIS = "data"
+
+
+def cache_compilations() -> None:
+    """Keeps compiled programs in the user's cache folder, so a second start is quick.
+
+    `JAX_COMPILATION_CACHE_DIR` names another folder.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        folder = caches.expanduser() / "transformer_jax" / "compiled"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def device_count() -> int:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import attention_weights
@@ -538,8 +537,7 @@ def test_bfloat16_computes_softmax_norms_and_logits_in_float32() -> None:
         assert inputs == {jnp.dtype("bfloat16")}  # so the option is no mere word
         # The logits and each attention's scores come out in float32 at once.
         exact = [e for e in products if e.outvars[0].aval.dtype == jnp.float32]
-        attentions = (6 if function is whole else 6) * 1
-        assert len(exact) == 1 + attentions
+        assert len(exact) == 1 + 6
 
 
 def test_bfloat16_is_near_float32() -> None:
@@ -698,17 +696,3 @@ def test_embedding_scales_on_the_way_in_only() -> None:
     logits = embedding.apply(variables, x, method="logits")
     expected = np.broadcast_to(table.sum(axis=1), (1, 2, 5))
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_parameter_has_a_gradient(variant: str) -> None:
-    def loss(params: Params) -> jax.Array:
-        logits = jitted(VARIANTS[variant])(params, SOURCES, LENGTHS, TARGETS)
-        return jnp.square(logits).mean()
-
-    gradient = jax.grad(loss)(params_of(variant))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
-        if path[-1].key == "bias" and path[-2].key == "key":
-            continue  # softmax does not see what all scores share
-        assert np.abs(leaf).max() > 1e-6, jax.tree_util.keystr(path)
-    assert np.isfinite(ravel_pytree(gradient)[0]).all()

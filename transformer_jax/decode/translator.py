@@ -270,6 +270,7 @@ def load_translator(
     Raises:
         UserError: the run, its tokenizer or the checkpoint is missing or damaged.
     """
+    parallel.cache_compilations()
     config = read_workdir(workdir)
     tokenizer = Tokenizer.load(workdir / "tokenizer.model")
     loaded = load_params(workdir, which)

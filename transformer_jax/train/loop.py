@@ -191,6 +191,7 @@ def train(config: Config, workdir: pathlib.Path) -> None:
         UserError: config, data, checkpoint or numerics are wrong.
         Stopped: SIGINT or SIGTERM came; everything is saved.
     """
+    parallel.cache_compilations()
     progress = Progress(0, config.train.steps)
     try:
         claim_workdir(config, workdir)
