@@ -11,6 +11,7 @@ the newest `train.keep_last` and the best by validation BLEU.
 
 import dataclasses
 import pathlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -84,6 +85,7 @@ class Checkpoints:
                     training=ocp.args.StandardSave(training),
                 ),
                 metrics=dict(metrics) or None,
+                force=True,  # even where a later step was saved before
             )
         except Exception as error:
             raise self._save_error(error) from error
@@ -120,7 +122,7 @@ class Checkpoints:
             CheckpointError: there are checkpoints, but none is whole, or they are of
                 another model.
         """
-        steps = self.steps()
+        steps, damaged = self.steps(), []
         for step in reversed(steps):
             try:
                 saved = self._manager.restore(
@@ -133,8 +135,10 @@ class Checkpoints:
             except Exception as error:
                 reason = (str(error).strip() or repr(error)).splitlines()[0]
                 report(f"warning: checkpoint {step} is damaged, passed over: {reason}")
+                damaged.append(step)
                 continue
             require_same_shapes(params, saved["params"], f"checkpoint {step}")
+            self._set_aside(damaged, report)
             return step, saved["params"], saved["training"]
         if steps:
             raise CheckpointError(
@@ -142,6 +146,16 @@ class Checkpoints:
                 "was deleted; restore one, or give another --workdir"
             )
         return None
+
+    def _set_aside(self, damaged: list[int], report: Report) -> None:
+        """Moves damaged checkpoints out of the way of the steps to be saved again."""
+        for step in damaged:
+            aside = self.folder.with_name("damaged") / f"{step}-{time.time_ns()}"
+            aside.parent.mkdir(exist_ok=True)
+            (self.folder / str(step)).rename(aside)
+            report(f"moved it to {aside}")
+        if damaged:
+            self._manager.reload()
 
     def params(self, step: int) -> Tree:
         """Returns the parameters of checkpoint `step`, as NumPy arrays.

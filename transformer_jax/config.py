@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -291,6 +292,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> Config:
     argv += [_checked_override(override) for override in overrides]
     values = flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    # config_flags runs the file inside the module of an earlier file, if there is one.
+    sys.modules.pop("config_config", None)
     try:
         values(argv)
         config_dict = values["config"].value

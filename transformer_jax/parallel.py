@@ -28,14 +28,19 @@ def cache_compilations() -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
+def devices() -> list[jax.Device]:
+    """Returns the devices that the batch is split over."""
+    return jax.devices()
+
+
 def device_count() -> int:
-    """Returns the number of devices that the batch is split over."""
-    return jax.local_device_count()
+    """Returns their number."""
+    return len(devices())
 
 
 def replicate(tree: Any) -> Any:
     """Copies `tree` to every device: each array `[...]` becomes `[devices, ...]`."""
-    mesh = Mesh(np.asarray(jax.local_devices()), (DATA_AXIS,))
+    mesh = Mesh(np.asarray(devices()), (DATA_AXIS,))
     sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
     count = device_count()
 
@@ -89,4 +94,6 @@ def over_devices(function: Callable[..., Any], donate_first: bool = False) -> An
         A function of arrays with a leading axis of devices.
     """
     donated = (0,) if donate_first else ()
-    return jax.pmap(function, axis_name=DATA_AXIS, donate_argnums=donated)
+    return jax.pmap(
+        function, axis_name=DATA_AXIS, devices=devices(), donate_argnums=donated
+    )

@@ -30,11 +30,14 @@ CONFIG = ModelConfig(
     max_length=11,
     dtype="float32",
 )
+# The more layers, the longer to compile: two of them in the first and the last only.
 VARIANTS = {
     "paper": CONFIG,
-    "pre": dataclasses.replace(CONFIG, norm="pre"),
-    "learned": dataclasses.replace(CONFIG, positions="learned", d_model=9),
-    "bias": dataclasses.replace(CONFIG, attention_bias=True),
+    "pre": dataclasses.replace(CONFIG, num_layers=1, norm="pre"),
+    "learned": dataclasses.replace(
+        CONFIG, num_layers=1, positions="learned", d_model=9
+    ),
+    "bias": dataclasses.replace(CONFIG, num_layers=1, attention_bias=True),
     "all": dataclasses.replace(
         CONFIG, norm="pre", positions="learned", attention_bias=True
     ),
@@ -52,7 +55,7 @@ SOURCES, TARGETS = ids(0, BATCH, SOURCE), ids(1, BATCH, TARGET)
 
 def make_params(config: ModelConfig, scale: float = 0.4) -> Params:
     """Returns parameters drawn at random, biases and norms included."""
-    model = Transformer(config, VOCAB)
+    model: Any = Transformer(config, VOCAB)
     init = functools.partial(model.init, jax.random.key(0))
     shapes = nn.unbox(jax.eval_shape(init, SOURCES, LENGTHS, TARGETS))["params"]
     rng = np.random.default_rng(2)
@@ -69,7 +72,7 @@ def params_of(variant: str) -> Params:
 @functools.cache
 def jitted(config: ModelConfig, method: str = "__call__") -> Callable[..., Any]:
     """Returns a method of the model, compiled, as a function of (params, ...)."""
-    model = Transformer(config, VOCAB)
+    model: Any = Transformer(config, VOCAB)
 
     @jax.jit
     def apply(params: Params, *args: Any) -> Any:
@@ -124,7 +127,8 @@ class Reference:
             bias = p[name]["bias"][head] if self.config.attention_bias else 0
             return x @ p[name]["kernel"][:, head] + bias
 
-        total = p["output"]["bias"] if self.config.attention_bias else 0
+        bias = p["output"]["bias"] if self.config.attention_bias else 0
+        total = np.zeros_like(x) + bias
         for head in range(self.config.num_heads):
             q, k = project("query", x, head), project("key", memory, head)
             scores = q @ np.swapaxes(k, 1, 2) / math.sqrt(self.config.d_k)
@@ -164,7 +168,8 @@ class Reference:
                 return self.attention(p["self_attention"], y, y, mask)
 
             def cross(y: np.ndarray, p: Params = p) -> np.ndarray:
-                return self.attention(p["cross_attention"], y, memory, memory_mask)  # pyright: ignore
+                assert memory is not None and memory_mask is not None
+                return self.attention(p["cross_attention"], y, memory, memory_mask)
 
             def feed(y: np.ndarray, p: Params = p) -> np.ndarray:
                 return self.feed_forward(p["feed_forward"], y)
@@ -247,6 +252,18 @@ def test_learned_positions_have_a_limit_and_say_so() -> None:
         )
 
 
+def test_embedding_scales_on_the_way_in_only() -> None:
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(5, 9)), jnp.float32)
+    embedding: Any = Embedding(5, 9, jnp.dtype("float32"))
+    variables = {"params": {"table": table}}
+    found = embedding.apply(variables, jnp.asarray([[4, 0]]))
+    np.testing.assert_allclose(found, 3 * table[jnp.asarray([[4, 0]])], rtol=1e-6)
+    x = jnp.ones((1, 2, 9))
+    logits = embedding.apply(variables, x, method="logits")
+    expected = np.broadcast_to(table.sum(axis=1), (1, 2, 5))
+    np.testing.assert_allclose(logits, expected, rtol=1e-5)
+
+
 def test_attention_weights_are_a_softmax_over_visible_keys() -> None:
     rng = np.random.default_rng(0)
     query, key = rng.normal(size=(2, 3, 2, 5)), rng.normal(size=(2, 4, 2, 5))
@@ -267,7 +284,7 @@ def test_attention_weights_are_a_softmax_over_visible_keys() -> None:
 
 
 def test_sown_weights_are_those_of_every_attention() -> None:
-    model = Transformer(CONFIG, VOCAB)
+    model: Any = Transformer(CONFIG, VOCAB)
     apply = functools.partial(model.apply, mutable=["intermediates"])
     variables = {"params": params_of("paper")}
     _, state = jax.eval_shape(apply, variables, SOURCES, LENGTHS, TARGETS)
@@ -308,7 +325,7 @@ def test_contents_of_padding_change_nothing(variant: str) -> None:
     assert changed[0].any() and not changed[1:].any()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["paper", "all"])
 def test_more_padding_changes_nothing(variant: str) -> None:
     expected = logits_of(variant, SOURCES, LENGTHS, TARGETS)
     source = np.concatenate([SOURCES, ids(3, BATCH, 3)], axis=1)
@@ -353,7 +370,7 @@ def test_decode_step_equals_the_teacher_forced_pass(variant: str) -> None:
         one = logits_of(variant, SOURCES, LENGTHS, targets[beam::BEAMS])
         np.testing.assert_allclose(expected[beam::BEAMS], one, atol=1e-5)
 
-    model = Transformer(config, VOCAB)
+    model: Any = Transformer(config, VOCAB)
     cache = model.init_cache(memory, BEAMS, config.max_length)  # more than needed
     step = jitted(config, "decode_step")
     for t in range(TARGET):
@@ -370,7 +387,6 @@ def test_beams_may_be_reordered_between_steps() -> None:
     memory = jitted(CONFIG, "encode")(params, SOURCES, LENGTHS)
     targets = ids(6, BATCH * BEAMS, TARGET)
     parents = np.asarray([1, 0, 2, 2, 5, 5])  # rows stay with their source
-    targets[:, :turn] = targets[:, :turn]
     joined = np.concatenate([targets[parents, :turn], targets[:, turn:]], axis=1)
     expected = jitted(CONFIG, "decode")(params, joined, memory)
 
@@ -389,7 +405,7 @@ def test_beams_may_be_reordered_between_steps() -> None:
 
 
 def paths(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    model = Transformer(config, VOCAB)
+    model: Any = Transformer(config, VOCAB)
     init = functools.partial(model.init, jax.random.key(0))
     shapes = nn.unbox(jax.eval_shape(init, SOURCES, LENGTHS, TARGETS))["params"]
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
@@ -403,7 +419,8 @@ def test_parameters_are_named_by_the_paper() -> None:
         "value/kernel": (10, 3, 5),
         "output/kernel": (3, 5, 10),
     }
-    norm = {"norm/scale": (10,), "norm/bias": (10,)}
+    parts = ("norm/scale", "norm/bias")
+    norm = dict.fromkeys(parts, (10,))
     feed_forward = {
         "up/kernel": (10, 13),
         "up/bias": (13,),
@@ -418,31 +435,30 @@ def test_parameters_are_named_by_the_paper() -> None:
         for i in range(2):
             layer = f"{side}/layer_{i}"
             for block in (*blocks, "feed_forward"):
-                parts = feed_forward if block == "feed_forward" else attention
-                expected |= {f"{layer}/{block}/{k}": v for k, v in parts.items()}
+                shapes = feed_forward if block == "feed_forward" else attention
+                expected |= {f"{layer}/{block}/{k}": v for k, v in shapes.items()}
                 expected |= {
                     f"{layer}/{block}_residual/{k}": v for k, v in norm.items()
                 }
     assert paths(CONFIG) == expected
-    more = {f"{s}/norm/{p}": (10,) for s in ("encoder", "decoder") for p in norm_parts}
-    assert paths(VARIANTS["pre"]) == expected | more
+    more = {
+        f"{side}/{part}": (10,) for side in ("encoder", "decoder") for part in parts
+    }
+    assert paths(dataclasses.replace(CONFIG, norm="pre")) == expected | more
     assert params_of("paper")["decoder"]["layer_0"]["cross_attention"]["query"]
 
 
-norm_parts = ("scale", "bias")
-
-
-# A changed value of every field. None: of no effect on the model with these others.
+# Another value of every field, on top of learned positions, whose table has a length.
 OTHER = {
-    "num_layers": 1,
-    "d_model": 12,
+    "num_layers": 2,
+    "d_model": 10,
     "d_ff": 14,
     "num_heads": 2,
     "d_k": 3,
     "d_v": 4,
     "dropout": 0.1,
     "norm": "pre",
-    "positions": "learned",
+    "positions": "sinusoidal",
     "attention_bias": True,
     "max_length": 12,
     "dtype": "bfloat16",
@@ -450,28 +466,20 @@ OTHER = {
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ModelConfig)])
-def test_every_option_changes_the_model(field: str) -> None:
-    # Learned positions where the length of their table is asked for.
-    config = VARIANTS["learned"] if field == "max_length" else CONFIG
-    other = dataclasses.replace(config, **{field: OTHER[field]})
-    if paths(config) != paths(other):
-        return
-    assert field in ("dropout", "dtype")
-    params = make_params(config)
-    found = []
-    for changed in (config, other):
-        model = Transformer(changed, VOCAB)
-        rngs = {"dropout": jax.random.key(0)}
-        args = ({"params": params}, SOURCES, LENGTHS, TARGETS, field == "dtype")
-        found.append(np.asarray(model.apply(*args, rngs=rngs)))
-    assert not np.allclose(*found, atol=1e-4)
+def test_every_option_changes_the_parameters(field: str) -> None:
+    config = VARIANTS["learned"]
+    if field == "positions":
+        config = dataclasses.replace(config, d_model=10)
+    changed = paths(dataclasses.replace(config, **{field: OTHER[field]}))
+    # These two change the output instead: tested with the logits further down.
+    assert (changed == paths(config)) == (field in ("dropout", "dtype"))
 
 
 def test_initial_values() -> None:
     config = dataclasses.replace(
         CONFIG, num_layers=1, d_model=64, d_ff=96, attention_bias=True
     )
-    model = Transformer(config, 1000)
+    model: Any = Transformer(config, 1000)
     init = jax.jit(model.init)
     params = nn.unbox(init(jax.random.key(0), SOURCES, LENGTHS, TARGETS))["params"]
     assert np.std(params["embedding"]["table"]) == pytest.approx(1 / 8, rel=0.02)
@@ -509,7 +517,7 @@ def types(jaxpr: Any, primitive: str) -> set[Any]:
 
 def test_bfloat16_computes_softmax_norms_and_logits_in_float32() -> None:
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
-    model = Transformer(config, VOCAB)
+    model: Any = Transformer(config, VOCAB)
     shapes = jax.eval_shape(model.init, jax.random.key(0), SOURCES, LENGTHS, TARGETS)
     assert {x.dtype for x in jax.tree.leaves(shapes)} == {jnp.dtype("float32")}
 
@@ -519,7 +527,7 @@ def test_bfloat16_computes_softmax_norms_and_logits_in_float32() -> None:
     def steps(params: Params) -> Any:
         variables = {"params": params}
         memory = model.apply(variables, SOURCES, LENGTHS, method="encode")
-        cache = model.init_cache(memory, BEAMS, 3)  # pyright: ignore
+        cache = model.init_cache(memory, BEAMS, 3)
         assert cache.past[0][0].dtype == jnp.bfloat16
         tokens = TARGETS[:, :BEAMS].reshape(-1)
         return model.apply(variables, tokens, cache, method="decode_step")
@@ -557,11 +565,15 @@ def test_large_scores_do_not_overflow() -> None:
 # --- Dropout --------------------------------------------------------------------
 
 
+ONES = jnp.ones((8, 5, 9))
+
+
 def drop(
     rate: float, x: Any, seed: int = 0, axis: str | None = None, off: bool = False
 ) -> jax.Array:
     rngs = {"dropout": jax.random.key(seed)}
-    return Dropout(rate, axis).apply({}, x, off, rngs=rngs)  # pyright: ignore
+    module: Any = Dropout(rate, axis)
+    return module.apply({}, x, off, rngs=rngs)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5, 0.9])
@@ -595,18 +607,15 @@ def test_dropout_without_randomness_is_the_identity() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 7)), jnp.float32)
     np.testing.assert_array_equal(drop(0.3, x, off=True), x)
     np.testing.assert_array_equal(drop(0.0, x), x)
-    np.testing.assert_array_equal(Dropout(0.3, None).apply({}, x, True), x)
+    module: Any = Dropout(0.3, None)
+    np.testing.assert_array_equal(module.apply({}, x, True), x)  # and needs no key
 
 
 def test_dropout_masks_differ_by_row_and_by_key() -> None:
-    rows = {
-        row.tobytes() for seed in (0, 1) for row in np.asarray(drop(0.5, ONES, seed))
-    }
+    masks = [np.asarray(drop(0.5, ONES, seed)) for seed in (0, 1)]
+    rows = {row.tobytes() for mask in masks for row in mask}
     assert len(rows) == 2 * len(ONES)
     np.testing.assert_array_equal(drop(0.5, ONES), drop(0.5, ONES))
-
-
-ONES = jnp.ones((8, 5, 9))
 
 
 def test_dropout_of_a_row_does_not_depend_on_the_split() -> None:
@@ -624,19 +633,23 @@ def test_dropout_of_a_row_does_not_depend_on_the_split() -> None:
         )
 
 
+# Dropout is slow to compile; one layer has all the places it stands in.
+ONE_LAYER = dataclasses.replace(CONFIG, num_layers=1)
+
+
 def train_mode(data_axis: str | None) -> Callable[..., jax.Array]:
-    model = Transformer(CONFIG, VOCAB, data_axis)
+    model: Any = Transformer(ONE_LAYER, VOCAB, data_axis)
 
     def apply(params: Params, *batch: Any) -> jax.Array:
         rngs = {"dropout": jax.random.key(7)}
-        return model.apply({"params": params}, *batch, False, rngs=rngs)  # pyright: ignore
+        return model.apply({"params": params}, *batch, False, rngs=rngs)
 
     return apply
 
 
 def test_training_logits_do_not_depend_on_the_split() -> None:
     batch = (ids(8, 4, SOURCE), np.asarray([8, 3, 1, 5]), ids(9, 4, TARGET))
-    params = params_of("paper")
+    params = make_params(ONE_LAYER)
     whole = jax.jit(train_mode(None))(params, *batch)
     run = jax.pmap(
         train_mode("data"),
@@ -647,15 +660,14 @@ def test_training_logits_do_not_depend_on_the_split() -> None:
     split = run(params, *(x.reshape(2, 2, *x.shape[1:]) for x in batch))
     found = np.asarray(split).reshape(whole.shape)
     np.testing.assert_allclose(found, whole, atol=1e-5)
-    off = logits_of("paper", *batch)
-    assert not np.allclose(whole, off, atol=0.1)
+    assert not np.allclose(jitted(ONE_LAYER)(params, *batch), whole, atol=0.1)
 
 
 @pytest.mark.parametrize("variant", ["paper", "pre"])
 def test_dropout_stands_where_the_paper_has_it(variant: str) -> None:
     """After the sum of embedding and position, and on each sub-layer's output."""
-    config = VARIANTS[variant]
-    masks: dict[str, np.ndarray] = {}
+    config = dataclasses.replace(VARIANTS[variant], num_layers=1)
+    params, masks = make_params(config), dict[str, np.ndarray]()
 
     def spy(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         result = call(*args, **kwargs)
@@ -665,34 +677,20 @@ def test_dropout_stands_where_the_paper_has_it(variant: str) -> None:
             masks[path] = np.asarray(result) / np.asarray(args[0])
         return result
 
-    model = Transformer(config, VOCAB)
+    model: Any = Transformer(config, VOCAB)
     rngs = {"dropout": jax.random.key(3)}
-    variables = {"params": params_of(variant)}
+    variables = {"params": params}
     with nn.intercept_methods(spy):
         found = model.apply(variables, SOURCES, LENGTHS, TARGETS, False, rngs=rngs)
 
-    assert len(masks) == 2 + 2 * config.num_layers + 3 * config.num_layers
+    assert len(masks) == 2 + 2 + 3
     shapes: dict[tuple[int, ...], set[bytes]] = {}
     for mask in masks.values():
         values = np.unique(mask.round(3))
         np.testing.assert_allclose(values, [0, 1 / 0.7], atol=1e-3)
         shapes.setdefault(mask.shape, set()).add((mask > 0).tobytes())
     assert sum(map(len, shapes.values())) == len(masks)  # no two of them the same
-    reference = Reference(
-        config, params_of(variant), lambda path, x: masks.pop(path) * x
-    )
+    reference = Reference(config, params, lambda path, x: masks.pop(path) * x)
     expected = reference.logits(SOURCES, LENGTHS, TARGETS)
     assert not masks  # each used once
     np.testing.assert_allclose(found, expected, atol=2e-4)
-
-
-def test_embedding_scales_on_the_way_in_only() -> None:
-    table = jnp.asarray(np.random.default_rng(0).normal(size=(5, 9)), jnp.float32)
-    embedding = Embedding(5, 9, jnp.dtype("float32"))
-    variables = {"params": {"table": table}}
-    found = embedding.apply(variables, jnp.asarray([[4, 0]]))
-    np.testing.assert_allclose(found, 3 * table[jnp.asarray([[4, 0]])], rtol=1e-6)
-    x = jnp.ones((1, 2, 9))
-    logits = embedding.apply(variables, x, method="logits")
-    expected = np.broadcast_to(table.sum(axis=1), (1, 2, 5))
-    np.testing.assert_allclose(logits, expected, rtol=1e-5)

@@ -90,11 +90,11 @@ def choose_shapes(lengths: np.ndarray, config: BatchConfig) -> list[Shape]:
     """
     longest = int(lengths.max())
     if longest * config.row_multiple > config.tokens:
+        need = longest * config.row_multiple
         raise ConfigError(
             f"config.batch.tokens = {config.tokens} holds no {config.row_multiple} "
-            "rows (config.batch.row_multiple) of the longest sentence, "
-            f"{longest} tokens; set it to {longest * config.row_multiple} or more, or lower "
-            "config.model.max_length"
+            f"rows (config.batch.row_multiple) of the longest sentence, {longest} "
+            f"tokens; set it to {need} or more, or lower config.model.max_length"
         )
     counts = np.zeros(lengths.max(axis=0) + 1, np.int64)
     np.add.at(counts, (lengths[:, 0], lengths[:, 1]), 1)

@@ -108,7 +108,7 @@ def train_step(
     (_, sums), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     sums, gradients = sum_over((sums, gradients), axis_name)
 
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     good = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,173 @@
+"""The config: defaults are the paper's, wrong fields are named, origins are one."""
+
+import dataclasses
+import json
+
+import pytest
+import tiny
+
+from transformer_jax import config as configs
+from transformer_jax.config import Config, ConfigError
+
+
+def load(path: str, *overrides: str) -> Config:
+    return configs.load(path, overrides)
+
+
+def test_defaults_are_the_base_model_of_the_paper():
+    config = Config()
+    model, train = config.model, config.train
+    assert dataclasses.astuple(model)[:6] == (6, 512, 2048, 8, 64, 64)
+    assert (model.dropout, train.label_smoothing) == (0.1, 0.1)
+    assert (train.adam_beta1, train.adam_beta2, train.adam_epsilon) == (0.9, 0.98, 1e-9)
+    assert (train.steps, train.warmup_steps, train.learning_rate) == (
+        100_000,
+        4000,
+        1.0,
+    )
+    assert (config.batch.tokens, config.tokenizer.vocab_size) == (25_000, 37_000)
+    assert (config.decode.beam_size, config.decode.alpha) == (4, 0.6)
+    assert config.decode.max_extra_length == 50
+    assert (model.norm, model.positions) == ("post", "sinusoidal")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("configs/base.py", (512, 2048, 8, 0.1, 37_000, "de", "wmt14_translate/de-en")),
+        (
+            "configs/big.py",
+            (1024, 4096, 16, 0.3, 37_000, "de", "wmt14_translate/de-en"),
+        ),
+        (
+            "configs/big.py:en-fr",
+            (1024, 4096, 16, 0.1, 32_000, "fr", "wmt14_translate/fr-en"),
+        ),
+    ],
+)
+def test_paper_configs(path, expected):
+    config = load(path)
+    model = config.model
+    found = (model.d_model, model.d_ff, model.num_heads, model.dropout)
+    found += (config.tokenizer.vocab_size, config.data.target_lang)
+    assert (*found, config.data.tfds_name) == expected
+    assert config.data.source_lang == "en"
+    assert (config.model.d_k, config.model.d_v, config.model.num_layers) == (64, 64, 6)
+
+
+def test_every_config_file_loads():
+    for name in ("phrases", "multi30k", "base", "big"):
+        assert configs.check(load(f"configs/{name}.py")) == []
+
+
+def test_overrides_reach_the_config(tmp_path):
+    path = tiny.write_config(tmp_path)
+    config = load(
+        path,
+        "--config.train.steps=1e3",
+        "--config.train.learning_rate=1",
+        "--config.model.dropout=0",
+        "--config.tokenizer.byte_fallback=false",
+        "--config.data.root=/a=b,c",
+    )
+    assert (config.train.steps, type(config.train.steps)) == (1000, int)
+    assert (config.train.learning_rate, config.model.dropout) == (1.0, 0.0)
+    assert type(config.model.dropout) is float
+    assert config.tokenizer.byte_fallback is False
+    assert config.data.root == "/a=b,c"
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("--config.train.stepz=3", "config.train.stepz: did you mean steps?"),
+        ("--config.trian.steps=3", "config.trian: did you mean train?"),
+        ("--config.decode.beam_sise=4", "config.decode.beam_sise: did you mean beam_s"),
+        ("--config.train.qqq=3", "there are: steps, warmup_steps"),
+        ("--config.train.steps=1.5", "config.train.steps is 1.5"),
+        ("--config.train.steps=many", "config.train.steps is 'many'"),
+        ("--config.train.steps=True", "config.train.steps is True"),
+        ("--config.train.steps", "--config.train.steps=VALUE"),
+        (
+            "--config.model.norm=posst",
+            "config.model.norm is 'posst'; did you mean post?",
+        ),
+        ("--config.model.dropout=1", "config.model.dropout is 1.0"),
+        ("--config.train.steps=0", "config.train.steps is 0"),
+        ("--config.model.d_model=15", "config.model.d_model is 15"),
+        ("--config.batch.tokens=31", "config.batch.tokens is 31"),
+        ("--config.batch.row_multiple=999", "config.batch.row_multiple is 999"),
+        ("--config.decode.beam_size=291", "config.decode.beam_size is 291"),
+        ("--config.data.source_lang=de", "config.data.source_lang"),
+        (
+            "--config.data.corpus=tdfs",
+            "config.data.corpus is 'tdfs'; did you mean tfds",
+        ),
+    ],
+)
+def test_wrong_fields_are_named(tmp_path, override, named):
+    with pytest.raises(ConfigError) as error:
+        load(tiny.write_config(tmp_path), override)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_all_faults_come_together(tmp_path):
+    path = tiny.write_config(tmp_path, model__norm="no", train__steps=0)
+    with pytest.raises(ConfigError, match=r"config\.model\.norm.*config\.train\.steps"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import nothing_of_this_name\n", "nothing_of_this_name"),
+        ("def get_config(:\n", "config.py"),
+        ("x = 1\n", "get_config"),
+        ("def get_config():\n    return 3\n", "ConfigDict"),
+        (
+            "from transformer_jax.config import default_config_dict\n"
+            "def get_config():\n    c = default_config_dict()\n    c.train.stepz = 1\n"
+            "    return c\n",
+            "stepz",
+        ),
+    ],
+)
+def test_broken_config_files_are_named(tmp_path, text, named):
+    path = tmp_path / "config.py"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(str(path))
+    assert named in str(error.value) and "config" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_config_file():
+    with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):
+        load("configs/nowhere.py")
+
+
+def test_json_round_trip(tmp_path):
+    config = load("configs/big.py:en-fr")
+    assert configs.from_dict(json.loads(config.to_json())) == config
+    with pytest.raises(ConfigError, match="did you mean dropout"):
+        configs.from_dict({"model": {"drop_out": 0.1}})
+    with pytest.raises(ConfigError, match="unknown section modell"):
+        configs.from_dict({"modell": {}})
+
+
+def test_only_free_fields_may_change_on_resume():
+    old = Config()
+    for section, fields in old.to_dict().items():
+        for key, value in fields.items():
+            other = {int: 7, float: 0.123, str: "other", bool: not value}[type(value)]
+            changed = dataclasses.replace(
+                old,
+                **{section: dataclasses.replace(getattr(old, section), **{key: other})},
+            )
+            name = f"{section}.{key}"
+            free = name in configs.FREE_FIELDS or section == "decode"
+            found = configs.changes_the_run(old, changed)
+            assert bool(found) != free, name
+            if found:
+                assert found[0].startswith(f"{name}: {value!r} -> {other!r}")

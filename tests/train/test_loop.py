@@ -1,0 +1,222 @@
+"""Training: what is left on disk, and that stopping anywhere changes nothing."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from transformer_jax import checkpoint
+from transformer_jax.config import read_workdir
+from transformer_jax.data.prepare import open_split
+from transformer_jax.train import loop
+
+
+def rows(workdir: pathlib.Path) -> list[dict]:
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def without_times(rows: list[dict]) -> list[dict]:
+    timed = ("time", "tokens_per_second")
+    return [{k: v for k, v in row.items() if k not in timed} for row in rows]
+
+
+def state_of(workdir: pathlib.Path, step: int) -> list[np.ndarray]:
+    checkpoints = checkpoint.Checkpoints(workdir)
+    try:
+        saved = checkpoints._manager.restore(step)
+    finally:
+        checkpoints.close()
+    whole = (saved["params"], saved["training"])
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(whole)]
+
+
+def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
+
+
+def test_what_a_run_leaves(trained):
+    assert json.loads((trained / "config.json").read_text())["train"]["steps"] == 8
+    assert (trained / "tokenizer.model").stat().st_size > 0
+    assert list((trained / "tensorboard").glob("events.*"))
+    train_rows = [row for row in rows(trained) if row["kind"] == "train"]
+    valid_rows = [row for row in rows(trained) if row["kind"] == "valid"]
+    assert [row["step"] for row in train_rows] == [2, 4, 6, 8]
+    assert [row["step"] for row in valid_rows] == [4, 8]
+    for row in train_rows:
+        rate = 16**-0.5 * row["step"] * 10**-1.5  # warm-up of 10 steps
+        assert row["learning_rate"] == pytest.approx(rate, rel=1e-5)
+        assert row["perplexity"] == pytest.approx(np.exp(row["nll"]))
+        assert row["loss"] > row["nll"] * 0.5 and row["bad_updates"] == 0
+    # the validation set is 7 sentences, on 8 devices, each counted once with its EOS
+    target = open_split(trained, "valid").target
+    assert valid_rows[0]["tokens"] == sum(len(target[i]) + 1 for i in range(7))
+    assert 0 <= valid_rows[0]["bleu"] <= 100
+    # the last 3, and the best by BLEU
+    kept = {p.name for p in (trained / "checkpoints").iterdir() if p.name.isdecimal()}
+    assert kept >= {"4", "6", "8"} and len(kept) <= 4
+
+
+def test_loss_falls(trained):
+    losses = [row["loss"] for row in rows(trained) if row["kind"] == "train"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_finished_run_started_again_changes_nothing(trained, capsys):
+    before = {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
+    changed = {"config.json", "splits.json"}
+    assert tiny.train(str(trained.parent / "corpus" / "config.py"), trained) == 0
+    assert "finished" in capsys.readouterr().err
+    after = {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
+    assert before.keys() == after.keys()
+    for path, stamp in before.items():
+        assert stamp == after[path] or path.name in changed
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_stop_and_resume_is_the_same_run(trained, tmp_path, monkeypatch, stop):
+    """Stopped by the real signal after `stop` updates; 5 is in the second epoch."""
+    config = str(trained.parent / "corpus" / "config.py")
+    update, count = loop.Trainer.update, 0
+
+    def stopping(self, state, batch):
+        nonlocal count
+        count += 1
+        if count == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, state, batch)
+
+    monkeypatch.setattr(loop.Trainer, "update", stopping)
+    assert tiny.train(config, tmp_path / "run") == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    newest = max(checkpoint_steps(tmp_path / "run"))
+    assert newest == stop
+    assert tiny.train(config, tmp_path / "run") == 0
+    assert same(state_of(tmp_path / "run", 8), state_of(trained, 8))
+    resumed, whole = rows(tmp_path / "run"), rows(trained)
+    steps = [(row["kind"], row["step"]) for row in resumed]
+    assert len(set(steps)) == len(steps)
+    last = without_times([r for r in resumed if r["step"] == 8])
+    assert last == without_times([r for r in whole if r["step"] == 8])
+
+
+def checkpoint_steps(workdir: pathlib.Path) -> list[int]:
+    names = [p.name for p in (workdir / "checkpoints").iterdir()]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def test_epochs_are_short_enough_to_be_crossed(trained):
+    config = read_workdir(trained)
+    batches = loop.TrainBatches(open_split(trained, "train"), config.batch, 0)
+    assert batches.batches_per_epoch < 5
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(trained, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    for file in (workdir / "checkpoints" / "8").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    config = str(trained.parent / "corpus" / "config.py")
+    assert tiny.train(config, workdir, ["--config.train.steps=8"]) == 0
+    assert "checkpoint 8 is damaged, passed over" in capsys.readouterr().err
+    assert [p.name.split("-")[0] for p in (workdir / "damaged").iterdir()] == ["8"]
+    assert same(state_of(workdir, 8), state_of(trained, 8))  # trained again from 6
+
+
+def test_no_whole_checkpoint_is_an_error(trained, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    for step in checkpoint_steps(workdir):
+        shutil.rmtree(workdir / "checkpoints" / str(step) / "training")
+    config = str(trained.parent / "corpus" / "config.py")
+    assert tiny.train(config, workdir) == 2
+    message = capsys.readouterr().err
+    assert "none of the checkpoints" in message and "nothing was deleted" in message
+    assert checkpoint_steps(workdir) == checkpoint_steps(trained)
+
+
+def test_another_config_is_refused(trained, capsys):
+    before = (trained / "config.json").read_text()
+    config = str(trained.parent / "corpus" / "config.py")
+    assert tiny.train(config, trained, ["--config.model.d_ff=48"]) == 2
+    message = capsys.readouterr().err
+    assert "model.d_ff: 24 -> 48" in message and "--workdir" in message
+    assert (trained / "config.json").read_text() == before
+
+
+def test_changed_data_are_refused(trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "run")
+    config = tiny.write_config(tmp_path / "corpus")
+    source = tmp_path / "corpus" / "train.en"
+    source.write_text(source.read_text().replace("a", "h"))
+    steps = ["--config.train.steps=10"]
+    fields = read_workdir(trained).data
+    assert fields.train_source != str(source)
+    moved = json.loads((tmp_path / "run" / "config.json").read_text())
+    for key, value in moved["data"].items():
+        if isinstance(value, str) and value.endswith((".en", ".de")):
+            moved["data"][key] = str(tmp_path / "corpus" / pathlib.Path(value).name)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(moved))
+    assert tiny.train(config, tmp_path / "run", steps) == 2
+    assert "train data are not those this run began with" in capsys.readouterr().err
+
+
+def test_a_loss_that_stays_non_finite_stops_the_run(tmp_path, capsys):
+    config = tiny.write_config(tmp_path, train__learning_rate=1e30)
+    steps = ["--config.train.steps=40", "--config.train.max_bad_updates=3"]
+    assert tiny.train(config, tmp_path / "run", [*steps]) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "not finite for" in message and "config.train.learning_rate" in message
+    assert "last good checkpoint" in message
+    assert not list((tmp_path / "run").rglob("*nan*"))
+
+
+def test_a_killed_save_leaves_no_whole_looking_checkpoint(trained, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    half = workdir / "checkpoints" / "9.orbax-checkpoint-tmp"
+    shutil.copytree(workdir / "checkpoints" / "8", half)
+    config = str(trained.parent / "corpus" / "config.py")
+    assert tiny.train(config, workdir) == 0
+    assert max(checkpoint_steps(workdir)) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_at_any_moment(tmp_path, signum):
+    """The program itself, in processes of its own, stopped at five moments."""
+    config = tiny.write_config(tmp_path, train__steps=60, train__eval_every=30)
+    command = [sys.executable, "-m", "transformer_jax", "train", f"--config={config}"]
+
+    def start(name: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*command, f"--workdir={tmp_path / name}"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    whole = start("whole")
+    assert whole.wait(300) == 0
+    for delay in (2.0, 1.0, 0.1, 0.05, 0.3):
+        process = start("stopped")
+        assert process.stderr
+        for line in process.stderr:
+            if line.startswith(("compiled", "step")):
+                break
+        time.sleep(delay)
+        process.send_signal(signum)
+        code = process.wait(300)
+        assert code in (0, 128 + signum)
+    assert start("stopped").wait(300) == 0
+    assert same(state_of(tmp_path / "stopped", 60), state_of(tmp_path / "whole", 60))
