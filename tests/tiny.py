@@ -49,7 +49,7 @@ def write_corpus(folder: pathlib.Path) -> None:
 
 def write_config(folder: pathlib.Path, **fields: object) -> str:
     """Writes the corpus and a config file that reads it; returns the config's path."""
-    if not (folder / "train.en").exists():
+    if not (folder / "valid.en").exists():
         write_corpus(folder)
     files = {
         f"data.{split}_{side}": str(folder / f"{split}.{lang}")

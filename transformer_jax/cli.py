@@ -23,6 +23,7 @@ from transformer_jax.config import Config, ConfigError, DecodeConfig, load, near
 from transformer_jax.errors import DataError, UserError
 
 BLOCK = 4096  # lines translated before they are written
+STDIN = "/dev/stdin"
 
 # What the machine, not the program, refuses.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -269,7 +270,7 @@ def _read_sets(paths: str) -> list[list[str]]:
 def _input_lines(path: str) -> Iterator[str]:
     from transformer_jax.data import corpora
 
-    return corpora.read_lines("/dev/stdin" if path == "-" else path)
+    return corpora.read_lines(STDIN if path == "-" else path)
 
 
 @contextlib.contextmanager
