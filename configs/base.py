@@ -1,7 +1,7 @@
 """The base model of "Attention Is All You Need" on WMT14 English-German.
 
 Reproduces: Table 2, base: BLEU 27.3 on newstest2014 in the paper's tokenised,
-            compound-split measure; expect 25.8 to 26.6 in sacreBLEU (wmt14/full, cased).
+            compound-split measure; expect 25.8 to 26.6 in sacreBLEU.
 Command:    transformer-jax train --config=configs/base.py --workdir=runs/base
             transformer-jax average --workdir=runs/base --last=5
             transformer-jax evaluate --workdir=runs/base --checkpoint=average

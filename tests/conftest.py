@@ -14,10 +14,10 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
-import pathlib  # noqa: E402
+import pathlib
 
-import pytest  # noqa: E402
-import tiny  # noqa: E402
+import pytest
+import tiny
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,8 @@ def write_corpus(folder: pathlib.Path) -> None:
     """Writes train, valid and test files of both sides."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, count) in enumerate((("train", 60), ("valid", 7), ("test", 9))):
-        for side, lines in zip(("en", "de"), zip(*sentences(count, seed)), strict=True):
+        columns = zip(*sentences(count, seed), strict=True)
+        for side, lines in zip(("en", "de"), columns, strict=True):
             text = "".join(line + "\n" for line in lines)
             (folder / f"{split}.{side}").write_text(text, encoding="utf-8")
 

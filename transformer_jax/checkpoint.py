@@ -10,6 +10,7 @@ the newest `train.keep_last` and the best by validation BLEU.
 """
 
 import dataclasses
+import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -26,38 +27,58 @@ Report = Callable[[str], None]
 Tree = Any
 
 
+def _bleu(metrics: Mapping[str, float]) -> float:
+    return metrics["bleu"]
+
+
 class Checkpoints:
     """The checkpoints of a workdir."""
 
-    def __init__(self, workdir: pathlib.Path, keep_last: int = 1) -> None:
+    def __init__(
+        self, workdir: pathlib.Path, report: Report, keep_last: int = 1
+    ) -> None:
         """Opens `workdir/checkpoints`, made where missing.
 
         Args:
             workdir: the run's folder.
+            report: is warned of each damaged checkpoint.
             keep_last: newest checkpoints that are kept when another is saved.
         """
         self.folder = (workdir / "checkpoints").absolute()
+        self._report = report
+        for step in self._with_unreadable_metrics():  # Orbax would not open the folder
+            self._set_aside(step, "its metrics cannot be read")
         policies = checkpoint_managers.preservation_policy
         keep = policies.AnyPreservationPolicy(
             [
                 policies.LatestN(keep_last),
                 policies.BestN(
-                    get_metric_fn=lambda metrics: metrics["bleu"],
-                    n=1,
-                    keep_checkpoints_without_metrics=False,
+                    get_metric_fn=_bleu, n=1, keep_checkpoints_without_metrics=False
                 ),
             ]
         )
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=keep, cleanup_tmp_directories=True
+                preservation_policy=keep,
+                best_fn=_bleu,  # without it metrics are not written
+                cleanup_tmp_directories=True,
             ),
             item_handlers={
                 "params": ocp.StandardCheckpointHandler(),
                 "training": ocp.StandardCheckpointHandler(),
             },
         )
+
+    def _with_unreadable_metrics(self) -> list[int]:
+        damaged = []
+        for file in self.folder.glob("*/metrics/metrics"):
+            try:
+                json.loads(file.read_bytes())
+            except (ValueError, OSError):
+                if file.parents[1].name.isdecimal():
+                    damaged.append(int(file.parents[1].name))
+        return damaged
 
     def steps(self) -> list[int]:
         """Returns the steps of whole checkpoints, oldest first."""
@@ -77,6 +98,8 @@ class Checkpoints:
         Raises:
             CheckpointError: this or the earlier save could not be written.
         """
+        if not self.folder.is_dir():  # Orbax would notice only minutes later
+            raise self._save_error(FileNotFoundError("the folder is gone"))
         try:
             self._manager.save(
                 step,
@@ -106,14 +129,13 @@ class Checkpoints:
         )
 
     def restore_newest(
-        self, params: Tree, training: Tree, report: Report
+        self, params: Tree, training: Tree
     ) -> tuple[int, Tree, Tree] | None:
         """Restores the newest whole checkpoint.
 
         Args:
             params: a tree of arrays of the wanted shapes.
             training: likewise.
-            report: is warned of each damaged checkpoint that is passed over.
 
         Returns:
             Step, parameters and the rest of the state; None where there is none yet.
@@ -122,7 +144,7 @@ class Checkpoints:
             CheckpointError: there are checkpoints, but none is whole, or they are of
                 another model.
         """
-        steps, damaged = self.steps(), []
+        steps, damaged = self.steps(), {}
         for step in reversed(steps):
             try:
                 saved = self._manager.restore(
@@ -133,12 +155,12 @@ class Checkpoints:
                     ),
                 )
             except Exception as error:
-                reason = (str(error).strip() or repr(error)).splitlines()[0]
-                report(f"warning: checkpoint {step} is damaged, passed over: {reason}")
-                damaged.append(step)
+                damaged[step] = (str(error).strip() or repr(error)).splitlines()[0]
                 continue
             require_same_shapes(params, saved["params"], f"checkpoint {step}")
-            self._set_aside(damaged, report)
+            for bad_step, reason in damaged.items():
+                self._set_aside(bad_step, reason)
+            self._manager.reload()
             return step, saved["params"], saved["training"]
         if steps:
             raise CheckpointError(
@@ -147,15 +169,15 @@ class Checkpoints:
             )
         return None
 
-    def _set_aside(self, damaged: list[int], report: Report) -> None:
-        """Moves damaged checkpoints out of the way of the steps to be saved again."""
-        for step in damaged:
-            aside = self.folder.with_name("damaged") / f"{step}-{time.time_ns()}"
-            aside.parent.mkdir(exist_ok=True)
-            (self.folder / str(step)).rename(aside)
-            report(f"moved it to {aside}")
-        if damaged:
-            self._manager.reload()
+    def _set_aside(self, step: int, reason: str) -> None:
+        """Moves a damaged checkpoint out of the way, so the step can be saved again."""
+        aside = self.folder.with_name("damaged") / f"{step}-{time.time_ns()}"
+        aside.parent.mkdir(exist_ok=True)
+        (self.folder / str(step)).rename(aside)
+        self._report(
+            f"warning: checkpoint {step} is damaged, passed over and moved to {aside}: "
+            f"{reason}"
+        )
 
     def params(self, step: int) -> Tree:
         """Returns the parameters of checkpoint `step`, as NumPy arrays.
@@ -176,13 +198,10 @@ class Checkpoints:
         return jax.tree.map(np.asarray, saved["params"])
 
     def best_step(self) -> int | None:
-        """Returns the step with the highest validation BLEU, the first on ties."""
-        scored = []
-        for step in self.steps():
-            metrics = self._manager.metrics(step)
-            if metrics and "bleu" in metrics:
-                scored.append((-metrics["bleu"], step))
-        return min(scored)[1] if scored else None
+        """Returns the step with the highest validation BLEU, the last on ties."""
+        metrics = {step: self._manager.metrics(step) for step in self.steps()}
+        scored = [(_bleu(found), step) for step, found in metrics.items() if found]
+        return max(scored)[1] if scored else None
 
     def close(self) -> None:
         """Ends background work."""
@@ -198,12 +217,13 @@ class Loaded:
     steps: list[int]
 
 
-def load_params(workdir: pathlib.Path, which: str) -> Loaded:
+def load_params(workdir: pathlib.Path, which: str, report: Report) -> Loaded:
     """Loads the parameters to decode with.
 
     Args:
         workdir: the run's folder.
         which: `best`, `last`, `average` or a step.
+        report: is warned of damaged checkpoints.
 
     Returns:
         The parameters; `best` is the last one where none was evaluated.
@@ -215,7 +235,7 @@ def load_params(workdir: pathlib.Path, which: str) -> Loaded:
         return _load_average(workdir)
     if not (workdir / "checkpoints").is_dir():
         raise CheckpointError(f"{workdir} holds no checkpoints; train there first")
-    checkpoints = Checkpoints(workdir)
+    checkpoints = Checkpoints(workdir, report)
     try:
         steps = checkpoints.steps()
         if not steps:
@@ -248,12 +268,13 @@ def _load_average(workdir: pathlib.Path) -> Loaded:
     return Loaded(jax.tree.map(np.asarray, saved["params"]), "average", steps)
 
 
-def average(workdir: pathlib.Path, last: int) -> list[int]:
+def average(workdir: pathlib.Path, last: int, report: Report) -> list[int]:
     """Writes the mean of the parameters of the last checkpoints (section 6.1).
 
     Args:
         workdir: the run's folder.
         last: how many.
+        report: is warned of damaged checkpoints.
 
     Returns:
         The steps averaged. `WORKDIR/average` holds the mean, taken in float64 and
@@ -262,7 +283,7 @@ def average(workdir: pathlib.Path, last: int) -> list[int]:
     Raises:
         CheckpointError: there are fewer, or their trees differ.
     """
-    checkpoints = Checkpoints(workdir)
+    checkpoints = Checkpoints(workdir, report)
     try:
         steps = checkpoints.steps()
         if not 1 <= last <= len(steps):

@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import itertools
 import json
+import logging
 import os
 import pathlib
 import shlex
@@ -32,6 +33,8 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Orbax and TFDS log what they also raise; the one line below says it once.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         args = parse(arguments)
         args.command = shlex.join(["transformer-jax", *arguments])
@@ -136,7 +139,7 @@ def _make_parser() -> tuple[_Parser, dict[str, _Parser]]:
         f"{workdir} --split=test",
     )
     _add_workdir(sub), _add_checkpoint(sub), _add_search(sub)
-    sub.add_argument("--split", default="test", choices=("train", "valid", "test"))
+    sub.add_argument("--split", default="test", choices=("valid", "test"))
     sub.add_argument("--source", help="source file, instead of a split")
     sub.add_argument("--reference", help="its references: files, separated by commas")
     _add_json(sub, "one JSON object with the report")
@@ -327,7 +330,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
     from transformer_jax.evaluate import evaluate, write_report
 
-    translator, config, loaded = load_translator(args.workdir, args.checkpoint)
+    translator, config, loaded = load_translator(args.workdir, args.checkpoint, _report)
     if args.source:
         name = pathlib.Path(args.source).name
         sources, references = _read(args.source), _read_sets(args.reference)
@@ -375,7 +378,7 @@ def _translate(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
 
     lines = _input_lines(args.input)
-    translator, config, _ = load_translator(args.workdir, args.checkpoint)
+    translator, config, _ = load_translator(args.workdir, args.checkpoint, _report)
     decode = _decode_config(args, config)
     if args.nbest > decode.beam_size:
         raise ConfigError(
@@ -413,7 +416,7 @@ def _score(args: argparse.Namespace) -> None:
             f"{args.source} has {len(sources)} lines, {args.target} {len(targets)}; "
             "line N of one must belong to line N of the other"
         )
-    translator, config, _ = load_translator(args.workdir, args.checkpoint)
+    translator, config, _ = load_translator(args.workdir, args.checkpoint, _report)
     for value in translator.score(sources, targets, config.decode.batch_size):
         print(f"{value:.6f}")
 
@@ -421,7 +424,7 @@ def _score(args: argparse.Namespace) -> None:
 def _average(args: argparse.Namespace) -> None:
     from transformer_jax.checkpoint import average
 
-    steps = average(args.workdir, args.last)
+    steps = average(args.workdir, args.last, _report)
     _report(
         f"averaged steps {', '.join(map(str, steps))} into {args.workdir / 'average'}; "
         "decode with --checkpoint=average"

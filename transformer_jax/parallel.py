@@ -22,13 +22,13 @@ def cache_compilations() -> None:
 
     `JAX_COMPILATION_CACHE_DIR` names another folder.
     """
-    if jax.config.jax_compilation_cache_dir is None:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         caches = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
         folder = caches.expanduser() / "transformer_jax" / "compiled"
         jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
-def devices() -> list[jax.Device]:
+def devices() -> list[Any]:
     """Returns the devices that the batch is split over."""
     return jax.devices()
 

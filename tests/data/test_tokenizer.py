@@ -94,15 +94,15 @@ def test_lines_are_encoded_each_for_itself(tokenizer: Tokenizer) -> None:
 # --- Round trips ----------------------------------------------------------------
 
 ODD = [
-    "Grüße aus Köln, ſtraße ẞ",
+    "Grüße aus Köln, \u017ftraße ẞ",
     unicodedata.normalize("NFD", "é ü ñ Å"),  # not composed
-    "ﬁ ① ² Ａ ㎏",  # NFKC would rewrite each
+    "\ufb01 ① ² \uff21 ㎏",  # NFKC would rewrite each
     "שלום עולם مرحبا",
     "日本語 中文 한국어",
     "no-break\u00a0space\u3000wide\u2003em",
     "zero\u200bwidth\u200djoiner\u00adsoft",
     "\u202eright\u202c to left",
-    "👩‍👩‍👧 🇩🇪 👍🏽 𝔘𝔫𝔦",
+    "👩\u200d👩\u200d👧 🇩🇪 👍🏽 \U0001d518",
     "\u2028line\u2029paragraph\x85next",
     "\ttab\x00nul\x0bvt\x1f",
     "\ufeffbom \ufffd \U0010ffff",
@@ -294,7 +294,7 @@ def test_what_is_no_model_is_refused(tmp_path: pathlib.Path, content: bytes) -> 
 
 def test_half_a_model_is_refused(tokenizer: Tokenizer) -> None:
     for size in (1, 100, len(tokenizer.model) // 2, len(tokenizer.model) - 1):
-        with pytest.raises(DataError, match="cut.model is not a SentencePiece model"):
+        with pytest.raises(DataError, match=r"cut\.model is not a SentencePiece model"):
             Tokenizer(tokenizer.model[:size], "cut.model")
 
 

@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import attention_weights
-from transformer_jax.model.layers import Dropout, Embedding, sinusoid
+from transformer_jax.model.attention import MultiHeadAttention, attention_weights
+from transformer_jax.model.layers import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    layer_norm,
+    sinusoid,
+)
 from transformer_jax.model.transformer import Transformer
 
 # All sizes differ, so that no two axes can be taken for one another.
@@ -30,16 +36,15 @@ CONFIG = ModelConfig(
     max_length=11,
     dtype="float32",
 )
-# The more layers, the longer to compile: two of them in the first and the last only.
+# Dropout and several layers are slow to compile; one layer has all there is to see.
+ONE_LAYER = dataclasses.replace(CONFIG, num_layers=1)
 VARIANTS = {
     "paper": CONFIG,
-    "pre": dataclasses.replace(CONFIG, num_layers=1, norm="pre"),
-    "learned": dataclasses.replace(
-        CONFIG, num_layers=1, positions="learned", d_model=9
-    ),
-    "bias": dataclasses.replace(CONFIG, num_layers=1, attention_bias=True),
+    "pre": dataclasses.replace(ONE_LAYER, norm="pre"),
+    "learned": dataclasses.replace(ONE_LAYER, positions="learned", d_model=9),
+    "bias": dataclasses.replace(ONE_LAYER, attention_bias=True),
     "all": dataclasses.replace(
-        CONFIG, norm="pre", positions="learned", attention_bias=True
+        ONE_LAYER, norm="pre", positions="learned", attention_bias=True
     ),
 }
 Params = dict[str, Any]
@@ -205,14 +210,6 @@ def test_logits_equal_the_equations(variant: str) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
-def test_encode_then_decode_equals_the_call() -> None:
-    params = params_of("paper")
-    memory = jitted(CONFIG, "encode")(params, SOURCES, LENGTHS)
-    found = jitted(CONFIG, "decode")(params, TARGETS, memory)
-    expected = logits_of("paper", SOURCES, LENGTHS, TARGETS)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 # --- Positions, embedding, attention alone --------------------------------------
 
 
@@ -262,6 +259,15 @@ def test_embedding_scales_on_the_way_in_only() -> None:
     logits = embedding.apply(variables, x, method="logits")
     expected = np.broadcast_to(table.sum(axis=1), (1, 2, 5))
     np.testing.assert_allclose(logits, expected, rtol=1e-5)
+
+
+def test_layer_norm_has_the_epsilon_of_the_papers_code() -> None:
+    x = 1e-3 * jnp.asarray([[-1.0, 1.0, 3.0, -3.0]])  # variance 5e-6
+    norm: Any = layer_norm(jnp.dtype("float32"))
+    weights = {"scale": jnp.asarray([1.0, 2.0, 1.0, 1.0]), "bias": jnp.ones(4)}
+    expected = np.asarray([-1, 2, 3, -3]) / math.sqrt(5 + 1) + 1
+    found = norm.apply({"params": weights}, x)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-4)
 
 
 def test_attention_weights_are_a_softmax_over_visible_keys() -> None:
@@ -325,7 +331,7 @@ def test_contents_of_padding_change_nothing(variant: str) -> None:
     assert changed[0].any() and not changed[1:].any()
 
 
-@pytest.mark.parametrize("variant", ["paper", "all"])
+@pytest.mark.parametrize("variant", ["bias", "all"])
 def test_more_padding_changes_nothing(variant: str) -> None:
     expected = logits_of(variant, SOURCES, LENGTHS, TARGETS)
     source = np.concatenate([SOURCES, ids(3, BATCH, 3)], axis=1)
@@ -346,11 +352,11 @@ def test_later_target_tokens_change_no_earlier_logit(variant: str) -> None:
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    expected = logits_of("paper", SOURCES, LENGTHS, TARGETS)
+    expected = logits_of("bias", SOURCES, LENGTHS, TARGETS)
     order = np.asarray([2, 0, 1])
-    found = logits_of("paper", SOURCES[order], LENGTHS[order], TARGETS[order])
+    found = logits_of("bias", SOURCES[order], LENGTHS[order], TARGETS[order])
     np.testing.assert_allclose(found, expected[order], atol=1e-6)
-    alone = logits_of("paper", SOURCES[:1], LENGTHS[:1], TARGETS[:1])
+    alone = logits_of("bias", SOURCES[:1], LENGTHS[:1], TARGETS[:1])
     np.testing.assert_allclose(alone, expected[:1], atol=1e-6)
 
 
@@ -471,25 +477,30 @@ def test_every_option_changes_the_parameters(field: str) -> None:
     if field == "positions":
         config = dataclasses.replace(config, d_model=10)
     changed = paths(dataclasses.replace(config, **{field: OTHER[field]}))
-    # These two change the output instead: tested with the logits further down.
+    # These two change what is computed instead, as tests further down say.
     assert (changed == paths(config)) == (field in ("dropout", "dtype"))
 
 
 def test_initial_values() -> None:
-    config = dataclasses.replace(
-        CONFIG, num_layers=1, d_model=64, d_ff=96, attention_bias=True
+    config = ModelConfig(d_model=64, d_ff=96, num_heads=3, d_k=8, attention_bias=True)
+    key, dtype = jax.random.key(0), jnp.dtype("float32")
+
+    def init(module: nn.Module, *args: Any, **kwargs: Any) -> Params:
+        return nn.unbox(module.init(key, *args, **kwargs))["params"]
+
+    table = init(Embedding(1000, 64, dtype), TARGETS)["table"]
+    assert np.std(table) == pytest.approx(1 / 8, rel=0.02)
+    x = jnp.ones((1, 2, 64))
+    feed = init(FeedForward(config, dtype), x)
+    attention = init(
+        MultiHeadAttention(config, dtype), x, method=lambda m, x: m.project(x)
     )
-    model: Any = Transformer(config, 1000)
-    init = jax.jit(model.init)
-    params = nn.unbox(init(jax.random.key(0), SOURCES, LENGTHS, TARGETS))["params"]
-    assert np.std(params["embedding"]["table"]) == pytest.approx(1 / 8, rel=0.02)
-    layer = params["encoder"]["layer_0"]
-    up = layer["feed_forward"]["up"]
-    bound = math.sqrt(6 / (64 + 96))  # Xavier uniform
-    assert 0.97 * bound < np.abs(up["kernel"]).max() <= bound
-    assert not np.any(up["bias"])
-    assert not np.any(layer["self_attention"]["output"]["bias"])
-    norm = layer["feed_forward_residual"]["norm"]
+    # Xavier uniform, all heads taken together.
+    for layer, fans in ((feed["up"], 64 + 96), (attention["key"], 64 + 3 * 8)):
+        bound = math.sqrt(6 / fans)
+        assert 0.97 * bound < np.abs(layer["kernel"]).max() <= bound
+        assert not np.any(layer["bias"])
+    norm = init(layer_norm(dtype), x)
     assert np.all(norm["scale"] == 1) and not np.any(norm["bias"])
 
 
@@ -549,11 +560,11 @@ def test_bfloat16_computes_softmax_norms_and_logits_in_float32() -> None:
 
 
 def test_bfloat16_is_near_float32() -> None:
-    config = dataclasses.replace(CONFIG, dtype="bfloat16")
-    found = jitted(config)(params_of("paper"), SOURCES, LENGTHS, TARGETS)
-    expected = logits_of("paper", SOURCES, LENGTHS, TARGETS)
-    assert 1e-4 < np.abs(found - expected).max() < 0.15
-    assert np.abs(found - expected).mean() < 0.02
+    config = dataclasses.replace(VARIANTS["bias"], dtype="bfloat16")
+    found = jitted(config)(params_of("bias"), SOURCES, LENGTHS, TARGETS)
+    difference = np.abs(found - logits_of("bias", SOURCES, LENGTHS, TARGETS))
+    assert 1e-3 < difference.max() < 0.15
+    assert difference.mean() < 0.02
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -596,7 +607,7 @@ def test_dropout_keeps_its_rate_and_its_scale(rate: float) -> None:
 
 
 def test_dropout_scales_what_is_there() -> None:
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 6, 7)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=ONES.shape), jnp.float32)
     y = drop(0.25, x)
     np.testing.assert_array_equal(y[y != 0], (x / 0.75)[y != 0])
     assert 0 < (y == 0).sum() < x.size
@@ -621,76 +632,89 @@ def test_dropout_masks_differ_by_row_and_by_key() -> None:
 def test_dropout_of_a_row_does_not_depend_on_the_split() -> None:
     whole = np.asarray(drop(0.4, ONES))
     np.testing.assert_array_equal(drop(0.4, ONES[:3]), whole[:3])
-    for devices in (2, 4):
-        split = ONES.reshape(devices, -1, *ONES.shape[1:])
-        run = jax.pmap(
-            lambda x: drop(0.4, x, axis="data"),
-            axis_name="data",
-            devices=jax.devices()[:devices],
-        )
-        np.testing.assert_array_equal(
-            np.asarray(run(split)).reshape(whole.shape), whole
-        )
+    run = jax.pmap(
+        lambda x: drop(0.4, x, axis="data"),
+        axis_name="data",
+        devices=jax.devices()[:4],
+    )
+    split = np.asarray(run(ONES.reshape(4, 2, *ONES.shape[1:])))
+    np.testing.assert_array_equal(split.reshape(whole.shape), whole)
 
 
-# Dropout is slow to compile; one layer has all the places it stands in.
-ONE_LAYER = dataclasses.replace(CONFIG, num_layers=1)
+DROPOUT_BATCH = (ids(8, 4, SOURCE), np.asarray([8, 3, 1, 5]), ids(9, 4, TARGET))
 
 
-def train_mode(data_axis: str | None) -> Callable[..., jax.Array]:
-    model: Any = Transformer(ONE_LAYER, VOCAB, data_axis)
+def train_mode(
+    config: ModelConfig, data_axis: str | None
+) -> Callable[..., tuple[jax.Array, dict[str, jax.Array]]]:
+    """Returns a function to logits and what each dropout multiplied with, by path."""
+    model: Any = Transformer(config, VOCAB, data_axis)
 
-    def apply(params: Params, *batch: Any) -> jax.Array:
+    def apply(params: Params, *batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        factors: dict[str, jax.Array] = {}
+
+        def spy(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            result = call(*args, **kwargs)
+            if isinstance(context.module, Dropout):
+                path = "/".join(context.module.path)
+                assert path not in factors
+                factors[path] = result / args[0]
+            return result
+
         rngs = {"dropout": jax.random.key(7)}
-        return model.apply({"params": params}, *batch, False, rngs=rngs)
+        with nn.intercept_methods(spy):
+            logits = model.apply({"params": params}, *batch, False, rngs=rngs)
+        return logits, factors
 
     return apply
 
 
+@functools.cache
+def run_with_dropout(
+    norm: str,
+) -> tuple[ModelConfig, Params, np.ndarray, dict[str, np.ndarray]]:
+    """Returns config, parameters, logits and factors on a single device."""
+    config = dataclasses.replace(ONE_LAYER, norm=norm)
+    params = make_params(config)
+    found = jax.jit(train_mode(config, None))(params, *DROPOUT_BATCH)
+    return config, params, *jax.tree.map(np.asarray, found)
+
+
 def test_training_logits_do_not_depend_on_the_split() -> None:
-    batch = (ids(8, 4, SOURCE), np.asarray([8, 3, 1, 5]), ids(9, 4, TARGET))
-    params = make_params(ONE_LAYER)
-    whole = jax.jit(train_mode(None))(params, *batch)
+    config, params, whole, factors = run_with_dropout("post")
     run = jax.pmap(
-        train_mode("data"),
+        train_mode(config, "data"),
         axis_name="data",
         in_axes=(None, 0, 0, 0),
         devices=jax.devices()[:2],
     )
-    split = run(params, *(x.reshape(2, 2, *x.shape[1:]) for x in batch))
-    found = np.asarray(split).reshape(whole.shape)
+    batch = (x.reshape(2, 2, *x.shape[1:]) for x in DROPOUT_BATCH)
+    split_logits, split_factors = run(params, *batch)
+    found = np.asarray(split_logits).reshape(whole.shape)
     np.testing.assert_allclose(found, whole, atol=1e-5)
-    assert not np.allclose(jitted(ONE_LAYER)(params, *batch), whole, atol=0.1)
+    for path, factor in factors.items():
+        kept = np.asarray(split_factors[path]).reshape(factor.shape) > 0
+        np.testing.assert_array_equal(kept, factor > 0)
+    assert not np.allclose(jitted(config)(params, *DROPOUT_BATCH), whole, atol=0.1)
 
 
-@pytest.mark.parametrize("variant", ["paper", "pre"])
-def test_dropout_stands_where_the_paper_has_it(variant: str) -> None:
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_dropout_stands_where_the_paper_has_it(norm: str) -> None:
     """After the sum of embedding and position, and on each sub-layer's output."""
-    config = dataclasses.replace(VARIANTS[variant], num_layers=1)
-    params, masks = make_params(config), dict[str, np.ndarray]()
-
-    def spy(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        result = call(*args, **kwargs)
-        if isinstance(context.module, Dropout):
-            path = "/".join(context.module.path)
-            assert path not in masks
-            masks[path] = np.asarray(result) / np.asarray(args[0])
-        return result
-
-    model: Any = Transformer(config, VOCAB)
-    rngs = {"dropout": jax.random.key(3)}
-    variables = {"params": params}
-    with nn.intercept_methods(spy):
-        found = model.apply(variables, SOURCES, LENGTHS, TARGETS, False, rngs=rngs)
-
-    assert len(masks) == 2 + 2 + 3
-    shapes: dict[tuple[int, ...], set[bytes]] = {}
-    for mask in masks.values():
-        values = np.unique(mask.round(3))
+    config, params, found, factors = run_with_dropout(norm)
+    assert len(factors) == 2 + 2 + 3
+    masks = set()
+    for factor in factors.values():
+        values = np.unique(factor.round(3))
         np.testing.assert_allclose(values, [0, 1 / 0.7], atol=1e-3)
-        shapes.setdefault(mask.shape, set()).add((mask > 0).tobytes())
-    assert sum(map(len, shapes.values())) == len(masks)  # no two of them the same
-    reference = Reference(config, params, lambda path, x: masks.pop(path) * x)
-    expected = reference.logits(SOURCES, LENGTHS, TARGETS)
-    assert not masks  # each used once
+        masks.add((factor[:, : min(SOURCE, TARGET)] > 0).tobytes())
+    assert len(masks) == len(factors)  # no two of them the same
+    used = set()
+
+    def drop(path: str, x: np.ndarray) -> np.ndarray:
+        used.add(path)
+        return factors[path] * x
+
+    expected = Reference(config, params, drop).logits(*DROPOUT_BATCH)
+    assert used == set(factors)
     np.testing.assert_allclose(found, expected, atol=2e-4)

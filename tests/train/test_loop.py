@@ -31,7 +31,7 @@ def without_times(rows: list[dict]) -> list[dict]:
 
 
 def state_of(workdir: pathlib.Path, step: int) -> list[np.ndarray]:
-    checkpoints = checkpoint.Checkpoints(workdir)
+    checkpoints = checkpoint.Checkpoints(workdir, print)
     try:
         saved = checkpoints._manager.restore(step)
     finally:
@@ -74,7 +74,7 @@ def test_loss_falls(trained):
 
 def test_a_finished_run_started_again_changes_nothing(trained, capsys):
     before = {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}
-    changed = {"config.json", "splits.json"}
+    changed = {"config.json", "data.json"}
     assert tiny.train(str(trained.parent / "corpus" / "config.py"), trained) == 0
     assert "finished" in capsys.readouterr().err
     after = {p: p.stat().st_mtime_ns for p in trained.rglob("*") if p.is_file()}

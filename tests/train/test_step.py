@@ -1,6 +1,7 @@
 """The update: the same on 1, 2 and 8 devices, and safe against non-finite numbers."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -104,9 +105,8 @@ def test_the_update_is_adam_on_the_mean_loss_of_the_batch(fresh):
     new, metrics = jax.jit(step)(state, batch)
 
     def mean_loss(params):
-        logits = model.apply(
-            {"params": params}, batch.source, batch.source_length, batch.target_in
-        )
+        inputs = batch.source, batch.source_length, batch.target_in
+        logits: Any = model.apply({"params": params}, *inputs)
         losses = optax.softmax_cross_entropy_with_integer_labels(
             logits, batch.target_out
         )

@@ -14,7 +14,7 @@ import numpy as np
 from transformer_jax.config import BatchConfig
 from transformer_jax.data import batching
 from transformer_jax.data.batching import Batch, Shape
-from transformer_jax.data.prepare import TokenizedCorpus
+from transformer_jax.data.tokenized import TokenizedCorpus
 
 PREFETCH = 4  # batches made ahead of the device
 

@@ -162,8 +162,8 @@ def _explain(error: RuntimeError, config: TokenizerConfig, lines: int) -> DataEr
         )
     if least := re.search(r"required_chars\W+\d+ vs (\d+)", str(error)):
         return DataError(
-            f"{size} has no room for the special ids, bytes and characters of the text; "
-            f"set it to {least.group(1)} or more, or lower "
+            f"{size} has no room for the special ids, bytes and characters of the "
+            f"text; set it to {least.group(1)} or more, or lower "
             "config.tokenizer.character_coverage"
         )
     return DataError(f"SentencePiece could not train a vocabulary with {size}: {error}")

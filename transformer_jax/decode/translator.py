@@ -256,13 +256,14 @@ class Translator:
 
 
 def load_translator(
-    workdir: pathlib.Path, which: str
+    workdir: pathlib.Path, which: str, report: Warn
 ) -> tuple[Translator, Config, Loaded]:
     """Opens a run for decoding; its folder is all that is needed.
 
     Args:
         workdir: the run's folder.
         which: `best`, `last`, `average` or a step.
+        report: is warned of damaged checkpoints.
 
     Returns:
         The translator, the run's config, and which checkpoint it is.
@@ -273,7 +274,7 @@ def load_translator(
     parallel.cache_compilations()
     config = read_workdir(workdir)
     tokenizer = Tokenizer.load(workdir / "tokenizer.model")
-    loaded = load_params(workdir, which)
+    loaded = load_params(workdir, which, report)
     params = parallel.replicate(loaded.params)
     return Translator(config.model, tokenizer, params), config, loaded
 

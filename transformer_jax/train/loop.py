@@ -9,7 +9,7 @@ import functools
 import pathlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,12 +17,12 @@ import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.config import Config, changes_the_run, read_workdir
+from transformer_jax.config import Config
 from transformer_jax.data.batching import Batch, Shape
 from transformer_jax.data.pipeline import TrainBatches, eval_batches
-from transformer_jax.data.prepare import Prepared, prepare, write_atomically
+from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.decode.translator import Translator
-from transformer_jax.errors import ConfigError, TrainingError
+from transformer_jax.errors import TrainingError
 from transformer_jax.evaluate import evaluate
 from transformer_jax.model.transformer import Transformer, compute_dtype
 from transformer_jax.train import optimizer as optimizers
@@ -46,27 +46,16 @@ class Stopped(Exception):
         self.signum = signum
 
 
-def claim_workdir(config: Config, workdir: pathlib.Path) -> None:
-    """Writes `config.json`, or checks that the one there is of the same run.
-
-    Raises:
-        ConfigError: the workdir belongs to another config; it names what differs.
-    """
-    if (workdir / "config.json").exists():
-        differing = changes_the_run(read_workdir(workdir), config)
-        if differing:
-            raise ConfigError(
-                f"{workdir} was made by another config ({'; '.join(differing)}); give "
-                "another --workdir, or these fields their old values"
-            )
-    workdir.mkdir(parents=True, exist_ok=True)
-    write_atomically(workdir / "config.json", config.to_json().encode())
-
-
 class Trainer:
     """What a run holds beside its state: data, compiled steps, writers."""
 
-    def __init__(self, config: Config, workdir: pathlib.Path, data: Prepared) -> None:
+    def __init__(
+        self,
+        config: Config,
+        workdir: pathlib.Path,
+        data: Prepared,
+        report: Callable[[str], None],
+    ) -> None:
         """Builds model, optimizer and steps; nothing is compiled yet."""
         self.config, self.workdir, self.data = config, workdir, data
         train = config.train
@@ -75,7 +64,7 @@ class Trainer:
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
         self.batches = TrainBatches(data.splits["train"], config.batch, train.seed)
-        self.checkpoints = Checkpoints(workdir, train.keep_last)
+        self.checkpoints = Checkpoints(workdir, report, train.keep_last)
         self._step = parallel.over_devices(
             functools.partial(
                 train_step,
@@ -92,13 +81,13 @@ class Trainer:
         )
         self._compiled: dict[Any, Any] = {}
 
-    def restore(self, progress: Progress) -> TrainState:
+    def restore(self) -> TrainState:
         """Returns the newest checkpoint's state, or a fresh one; on the host."""
         fresh = jax.device_get(
             init_state(self.model, self.optimizer, self.config.train.seed)
         )
         found = self.checkpoints.restore_newest(
-            fresh.params, fresh.replace(params=None), progress.say
+            fresh.params, fresh.replace(params=None)
         )
         if found is None:
             return fresh
@@ -194,11 +183,10 @@ def train(config: Config, workdir: pathlib.Path) -> None:
     parallel.cache_compilations()
     progress = Progress(0, config.train.steps)
     try:
-        claim_workdir(config, workdir)
         data = prepare(config, workdir, progress.say)
-        trainer = Trainer(config, workdir, data)
+        trainer = Trainer(config, workdir, data, progress.say)
         with contextlib.closing(trainer.checkpoints), _signals() as signals:
-            state = trainer.restore(progress)
+            state = trainer.restore()
             if int(state.step) >= config.train.steps:
                 progress.say(
                     f"finished: {workdir} is at step {int(state.step)} of "

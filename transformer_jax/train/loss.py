@@ -12,6 +12,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 CHUNK = 512  # tokens; larger ones were no faster, on a CPU slower
 
@@ -28,8 +29,8 @@ class LossSums(flax.struct.PyTreeNode):
 def cross_entropy(
     x: jax.Array,
     table: jax.Array,
-    targets: jax.Array,
-    lengths: jax.Array,
+    targets: ArrayLike,
+    lengths: ArrayLike,
     smoothing: float,
 ) -> LossSums:
     """Returns the sums of a batch, for the logits x E^T.
@@ -48,6 +49,7 @@ def cross_entropy(
     Returns:
         The sums; with smoothing 0, `loss` equals `nll`.
     """
+    targets, lengths = jnp.asarray(targets), jnp.asarray(lengths)
     real = jnp.arange(targets.shape[1]) < lengths[:, None]
     flat = x.reshape(-1, x.shape[-1]), table, targets.reshape(-1), real.reshape(-1)
     return _sums(*flat, smoothing)

@@ -56,7 +56,7 @@ def sum_over(tree: Any, axis_name: str | None) -> Any:
     return tree if axis_name is None else jax.lax.psum(tree, axis_name)
 
 
-def batch_loss(params: Params, x: Any, batch: Any, smoothing: float) -> LossSums:
+def batch_loss(params: Params, x: Any, batch: Batch, smoothing: float) -> LossSums:
     """Returns the sums of a batch from the decoder's output `x [R, T, D]`."""
     table = params["embedding"]["table"]
     return cross_entropy(x, table, batch.target_out, batch.target_length, smoothing)

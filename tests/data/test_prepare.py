@@ -1,0 +1,150 @@
+"""Preparation: ids that are the text, found again, never half, bound to the run."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+
+from transformer_jax import config as configs
+from transformer_jax.data.prepare import open_split, prepare
+from transformer_jax.data.tokenized import TokenizedCorpus
+from transformer_jax.errors import ConfigError, DataError
+
+
+def run(path: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
+    """Prepares; returns what was made, a line each."""
+    made: list[str] = []
+    prepare(configs.load(path, overrides), workdir, made.append)
+    return made
+
+
+ALL = ["training the vocabulary", "tokenising train", "tokenising valid"]
+ALL = [*ALL, "tokenising test"]
+
+
+def test_ids_are_the_text(tmp_path):
+    path = tiny.write_config(tmp_path)
+    prepared = prepare(configs.load(path), tmp_path / "run", print)
+    pairs = tiny.sentences(60, 0)
+    train = prepared.splits["train"]
+    assert len(train) == 60
+    for i, (source, target) in enumerate(pairs):
+        assert prepared.tokenizer.decode(train.source[i].tolist()) == source
+        assert prepared.tokenizer.decode(train.target[i].tolist()) == target
+    lengths = [[len(train.source[i]) + 1, len(train.target[i]) + 1] for i in range(60)]
+    np.testing.assert_array_equal(train.lengths(), lengths)
+    assert isinstance(train.source.ids, np.memmap)
+    valid = prepared.splits["valid"].text()
+    assert list(zip(*valid, strict=True)) == tiny.sentences(7, 1)
+
+
+def test_direction(tmp_path):
+    path = tiny.write_config(
+        tmp_path, data__corpus="phrases", tokenizer__vocab_size=400
+    )
+    english = prepare(configs.load(path), tmp_path / "en", print)
+    turned = ["--config.data.source_lang=de", "--config.data.target_lang=en"]
+    german = prepare(configs.load(path, turned), tmp_path / "de", print)
+    there, back = english.splits["test"].text(), german.splits["test"].text()
+    assert there == back[::-1] and there[0] != there[1]
+
+
+def test_found_again_by_itself_and_by_another_run(tmp_path):
+    cache = f"--config.data.cache_dir={tmp_path / 'cache'}"
+    path = tiny.write_config(tmp_path)
+    assert run(path, tmp_path / "one", cache) == ALL
+    assert run(path, tmp_path / "one", cache) == []
+    assert run(path, tmp_path / "two", cache) == ALL[:1]
+    assert run(path, tmp_path / "three") == ALL
+    # other settings are other data
+    other = run(path, tmp_path / "four", cache, "--config.model.max_length=31")
+    assert other == ["training the vocabulary", "tokenising train"]
+    other = run(path, tmp_path / "five", cache, "--config.tokenizer.vocab_size=280")
+    assert other == ALL
+
+
+def test_moved_or_touched_files_are_the_same_data(tmp_path):
+    path = tiny.write_config(tmp_path / "corpus")
+    assert run(path, tmp_path / "run") == ALL
+    shutil.copytree(tmp_path / "corpus", tmp_path / "moved")
+    again = tiny.write_config(tmp_path / "moved")
+    assert run(again, tmp_path / "run") == []
+
+
+def test_changed_files_are_other_data(tmp_path):
+    path = tiny.write_config(tmp_path)
+    assert run(path, tmp_path / "run") == ALL
+    source = tmp_path / "train.en"
+    source.write_text(source.read_text().replace("a", "h"))
+    assert run(path, tmp_path / "run") == ALL
+    assert run(path, tmp_path / "run") == []
+
+
+def test_half_written_work_is_not_taken_for_whole(tmp_path):
+    path = tiny.write_config(tmp_path)
+    run(path, tmp_path / "run")
+    (train,) = (tmp_path / "run" / "data").glob("train-*")
+    train.rename(train.with_name(train.name + ".partial"))
+    (train.with_name(train.name + ".partial") / "manifest.json").unlink()
+    assert run(path, tmp_path / "run") == ["tokenising train"]
+    assert len(TokenizedCorpus(train)) == 60
+
+
+def test_left_out_pairs_are_counted(tmp_path):
+    tiny.write_corpus(tmp_path)
+    for side, extra in (("en", "\na\n" + "b " * 40 + "\n"), ("de", "A\n\nB\n")):
+        file = tmp_path / f"train.{side}"
+        file.write_text(extra + file.read_text())
+    path = tiny.write_config(tmp_path)
+    run(path, tmp_path / "run")
+    corpus = open_split(tmp_path / "run", "train")
+    counts = {"read": 63, "kept": 60, "empty": 2, "too_long": 1}
+    assert corpus.manifest["counts"] == counts
+    assert corpus.lengths().max() <= 32
+
+
+def test_before_the_first_checkpoint_all_may_change(tmp_path):
+    path = tiny.write_config(tmp_path)
+    with pytest.raises(DataError, match="vocab_size"):
+        run(path, tmp_path / "run", "--config.tokenizer.vocab_size=9999")
+    assert run(path, tmp_path / "run") == ALL
+    assert run(path, tmp_path / "run", "--config.tokenizer.vocab_size=280") == ALL
+    # the first vocabulary again, and a split once made is found again
+    assert run(path, tmp_path / "run", "--config.model.d_ff=48") == ALL[:1]
+    saved = configs.read_workdir(tmp_path / "run")
+    assert saved.model.d_ff == 48
+
+
+def test_after_it_nothing_may(trained, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    path = str(trained.parent / "corpus" / "config.py")
+    assert run(path, workdir) == []
+    with pytest.raises(ConfigError, match="vocab_size: 290 -> 280"):
+        run(path, workdir, "--config.tokenizer.vocab_size=280")
+    record = json.loads((workdir / "data.json").read_text())
+    record["tokenizer"] = "another"
+    (workdir / "data.json").write_text(json.dumps(record))
+    with pytest.raises(DataError, match="not those this run began with"):
+        run(path, workdir)
+
+
+def test_a_run_can_be_moved(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    assert open_split(tmp_path / "run", "test").folder.parent.parent == tmp_path / "run"
+    with pytest.raises(DataError, match="has no split 'dev'; there are: train, valid"):
+        open_split(tmp_path / "run", "dev")
+
+
+def test_an_existing_model_is_used_as_it_is(trained, tmp_path):
+    path = tiny.write_config(tmp_path)
+    model = f"--config.tokenizer.model_path={trained / 'tokenizer.model'}"
+    assert run(path, tmp_path / "run", model) == ALL[1:]
+    given = (trained / "tokenizer.model").read_bytes()
+    assert (tmp_path / "run" / "tokenizer.model").read_bytes() == given
+    missing = "--config.tokenizer.model_path=/nowhere/x.model"
+    with pytest.raises(DataError, match=r"/nowhere/x\.model"):
+        run(path, tmp_path / "other", missing)

@@ -1,0 +1,102 @@
+"""Imports go one way: config, then data and model, then train and decode, then cli."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "transformer_jax"
+EVERYWHERE = {"errors"}
+BATCH = "data.batching"  # the contract between data, train and evaluate
+
+# For each room, the rooms it may import, besides `errors`.
+ALLOWED = {
+    "errors": set(),
+    "config": set(),
+    "data": {"config", "data"},
+    "model": {"config", "model"},
+    "parallel": {"config"},
+    "checkpoint": {"config"},
+    "describe": {"config"},
+    "decode.beam_search": set(),
+    "decode.translator": {
+        "config", "model", "parallel", "checkpoint", "decode", BATCH, "data.tokenizer"
+    },
+    "evaluate": {"config", "decode.translator"},
+    "train.loss": set(),
+    "train.optimizer": {"config"},
+    "train.step": {"model", "train.loss", BATCH},
+    "train.metrics": {"train.loss", "train.step"},
+    "train.loop": {
+        "config", "data", "model", "parallel", "checkpoint", "decode.translator",
+        "evaluate", "train",
+    },
+    "cli": {
+        "config", "data", "decode.translator", "checkpoint", "evaluate", "describe",
+        "train.loop",
+    },
+    "__main__": {"cli"},
+}  # fmt: skip
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """Returns all that a file imports, inside functions, too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own(path: pathlib.Path) -> set[str]:
+    """Returns the modules of this package that a file imports."""
+    modules = set()
+    for name in imports(path):
+        if name.startswith("transformer_jax."):
+            parts = name.split(".")[1:]
+            while not PACKAGE.joinpath(*parts).with_suffix(".py").exists():
+                parts = parts[:-1]
+                if not parts:
+                    break
+            modules.add(".".join(parts))
+    return modules - {""}
+
+
+FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    room = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    allowed = ALLOWED[room if room in ALLOWED else room.split(".")[0]]
+    for module in own(path):
+        fits = module in allowed | EVERYWHERE or module.split(".")[0] in allowed
+        assert fits, f"{room} must not import {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_libraries_stay_in_their_rooms(path):
+    room = path.relative_to(PACKAGE).parts[0]
+    roots = {name.split(".")[0] for name in imports(path)}
+    assert not roots & {"torch", "tensorflow", "pickle"}
+    if room in ("data", "config.py", "errors.py", "describe.py", "cli.py"):
+        assert not roots & {"jax", "flax", "optax", "orbax"}
+    if path.name != "corpora.py":
+        assert "tensorflow_datasets" not in roots
+    if path.name not in ("tokenizer.py",):
+        assert "sentencepiece" not in roots
+    if path.name != "parallel.py":
+        assert "pmap" not in path.read_text().replace("`pmap`", "")
+
+
+def test_the_package_alone_imports_nothing_heavy():
+    assert imports(PACKAGE / "__init__.py") == set()
+
+
+def test_every_room_named_here_exists():
+    for room in ALLOWED:
+        path = PACKAGE.joinpath(*room.split("."))
+        assert path.is_dir() or path.with_suffix(".py").exists(), room
