@@ -23,11 +23,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.d_k = 32
     config.model.d_v = 32
     config.model.max_length = 64
-    config.train.steps = 1500
-    config.train.warmup_steps = 300
-    config.train.learning_rate = 1.0
+    config.train.steps = 1200
+    config.train.warmup_steps = 250
     config.train.log_every = 50
-    config.train.eval_every = 500
-    config.train.save_every = 500
+    config.train.eval_every = 400
+    config.train.save_every = 400
     config.train.keep_last = 5
     return config

@@ -1,6 +1,11 @@
 """Runs every test on the CPU, as if it had eight devices."""
 
 import os
+import pathlib
+import tempfile
+
+import pytest
+import tiny
 
 # Before any test module imports JAX, which reads both only once. The last two flags
 # more than halve the time of compiling, which is most of the time of these tests.
@@ -13,11 +18,9 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_llvm_disable_expensive_passes=true",
     ]
 )
-
-import pathlib
-
-import pytest
-import tiny
+# Programs compiled by tests stay out of the user's cache.
+_CACHE = tempfile.TemporaryDirectory(prefix="transformer_jax-tests-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
 
 
 @pytest.fixture(scope="session")

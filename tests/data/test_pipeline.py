@@ -11,7 +11,7 @@ import pytest
 from transformer_jax.config import BatchConfig
 from transformer_jax.data.batching import Batch, Shape
 from transformer_jax.data.pipeline import PREFETCH, TrainBatches, eval_batches
-from transformer_jax.data.prepare import TokenizedCorpus
+from transformer_jax.data.tokenized import TokenizedCorpus
 from transformer_jax.data.tokenizer import EOS_ID
 from transformer_jax.errors import ConfigError
 
@@ -20,7 +20,7 @@ Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def write_corpus(folder: pathlib.Path, pairs: list[Pair]) -> TokenizedCorpus:
-    """Writes a tokenised split as `prepare` does, and opens it."""
+    """Writes a tokenised split as `write_split` does, and opens it."""
     folder.mkdir(parents=True)
     for side, name in enumerate(("source", "target")):
         sentences = [pair[side] for pair in pairs]

@@ -265,7 +265,8 @@ def _run(
                 hosts = [parallel.unreplicate(m) for m in pending]
                 seconds = time.monotonic() - logged
                 values = train_metrics(hosts, seconds)
-                values["learning_rate"] = float(trainer.schedule(step - 1))
+                updates = step - values["bad_updates"]
+                values["learning_rate"] = float(trainer.schedule(updates - 1))
                 writer.write("train", step, values)
                 progress.log(len(hosts), seconds, values)
                 pending, logged = [], time.monotonic()
