@@ -1,8 +1,6 @@
 """`python -m transformer_jax` is the program `transformer-jax`."""
 
-import sys
-
-from transformer_jax.cli import main
+from transformer_jax.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -30,9 +30,19 @@ STDIN = "/dev/stdin"
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
+def program() -> NoReturn:
+    """Runs the program as its own process."""
+    code = main()
+    sys.stdout.flush()
+    if code == 2:
+        os._exit(code)  # a library's exit handler would bemoan a full disk again
+    sys.exit(code)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    args = argparse.Namespace()
     # Orbax and TFDS log what they also raise; the one line below says it once.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
@@ -50,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror}; nothing already saved is lost", 2)
+        where = error.filename or getattr(args, "workdir", None) or "output"
+        return _fail(f"{where}: {error.strerror}; nothing already saved is lost", 2)
 
 
 def _fail(message: str, code: int) -> int:
