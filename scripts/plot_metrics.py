@@ -48,7 +48,7 @@ def draw(metrics: pathlib.Path, picture: pathlib.Path, title: str) -> None:
 
 def main() -> None:
     """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Draws the curves of a run.")
     parser.add_argument("metrics", type=pathlib.Path, help="a run's metrics.jsonl")
     parser.add_argument("picture", type=pathlib.Path, help="the PNG to write")
     parser.add_argument("--title", default="loss")

@@ -399,7 +399,7 @@ def test_interrupted_outside_training(monkeypatch, capsys):
     def interrupted(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_bleu", interrupted)
+    monkeypatch.setitem(cli.VERBS, "bleu", interrupted)
     assert tiny.run("bleu", "--hypothesis=a", "--reference=b") == 130
 
 

@@ -1,4 +1,4 @@
-"""The program `transformer-jax`: flags, one call, output.
+"""The program `transformer-jax`: for each verb one call, and its output.
 
 Results go to stdout, all else to stderr. Exit codes: 0 done, 2 the user's mistake (one
 line says what and how to mend it), 1 our fault, 128 + signal when stopped by a signal.
@@ -16,12 +16,13 @@ import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from transformer_jax import __version__
-from transformer_jax.config import Config, ConfigError, DecodeConfig, load, nearest
-from transformer_jax.errors import DataError, UserError
+from transformer_jax.arguments import parse
+from transformer_jax.config import Config, DecodeConfig, load
+from transformer_jax.errors import ConfigError, DataError, UserError
 
 BLOCK = 4096  # lines translated before they are written
 STDIN = "/dev/stdin"
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(arguments)
         args.command = shlex.join(["transformer-jax", *arguments])
-        return args.run(args) or 0
+        return VERBS[args.verb](args) or 0
     except UserError as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
@@ -67,186 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _fail(message: str, code: int) -> int:
     print(f"transformer-jax: {' '.join(message.split())}", file=sys.stderr)
     return code
-
-
-# --- Flags ----------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the command line; `--config.a.b=value` flags end up in `overrides`."""
-    parser, verbs = _make_parser()
-    args, rest = parser.parse_known_args(arguments)
-    overrides = []
-    while rest:
-        flag = rest.pop(0)
-        if flag.startswith("--config.") and "config" in args:
-            if "=" not in flag and rest and not rest[0].startswith("--"):
-                flag = f"{flag}={rest.pop(0)}"
-            overrides.append(flag)
-            continue
-        known = [
-            name
-            for action in verbs[args.verb]._actions
-            for name in action.option_strings
-        ]
-        if not flag.startswith("-"):
-            raise ConfigError(f"unexpected argument {flag!r}; options start with --")
-        name = flag.split("=", 1)[0]
-        raise ConfigError(f"unknown option {name}: {nearest(name, known)}")
-    args.overrides = overrides
-    return args
-
-
-def _make_parser() -> tuple[_Parser, dict[str, _Parser]]:
-    parser = _Parser(
-        prog="transformer-jax",
-        description='The Transformer of "Attention Is All You Need" in JAX.',
-        epilog="Example: transformer-jax train --config=configs/phrases.py "
-        "--workdir=runs/phrases",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    group = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    verbs: dict[str, _Parser] = {}
-
-    def verb(name: str, run: Any, about: str, example: str) -> _Parser:
-        verbs[name] = group.add_parser(
-            name,
-            help=about,
-            description=about,
-            epilog=f"Example: transformer-jax {name} {example}",
-            allow_abbrev=False,
-        )
-        verbs[name].set_defaults(run=run)
-        return verbs[name]
-
-    config = "--config=configs/phrases.py"
-    workdir = "--workdir=runs/phrases"
-    sub = verb(
-        "prepare",
-        _prepare,
-        "make vocabulary and tokenised corpus",
-        f"{config} {workdir}",
-    )
-    _add_config(sub), _add_workdir(sub)
-    sub = verb(
-        "train",
-        _train,
-        "train, or go on training",
-        f"{config} {workdir} --config.train.steps=2000",
-    )
-    _add_config(sub), _add_workdir(sub)
-
-    sub = verb(
-        "evaluate",
-        _evaluate,
-        "translate a split and score it",
-        f"{workdir} --split=test",
-    )
-    _add_workdir(sub), _add_checkpoint(sub), _add_search(sub)
-    sub.add_argument("--split", default="test", choices=("valid", "test"))
-    sub.add_argument("--source", help="source file, instead of a split")
-    sub.add_argument("--reference", help="its references: files, separated by commas")
-    _add_json(sub, "one JSON object with the report")
-
-    sub = verb(
-        "bleu",
-        _bleu,
-        "score a file of translations",
-        "--hypothesis=out.de --reference=ref.de",
-    )
-    sub.add_argument("--hypothesis", required=True, help="file, one sentence a line")
-    sub.add_argument("--reference", required=True, help="files, separated by commas")
-    _add_json(sub, "one JSON object with the scores")
-
-    sub = verb(
-        "translate",
-        _translate,
-        "translate lines",
-        f"{workdir} --input=text.en --output=text.de",
-    )
-    _add_workdir(sub), _add_checkpoint(sub), _add_search(sub)
-    sub.add_argument("--input", default="-", help="file or - (default: stdin)")
-    sub.add_argument("--output", default="-", help="file or - (default: stdout)")
-    sub.add_argument(
-        "--nbest",
-        type=_positive,
-        default=1,
-        help="hypotheses a line; above 1 they come as: line number, score, text, "
-        "separated by tabs",
-    )
-    _add_json(sub, "one JSON object a line: line, hypotheses (text, score, tokens)")
-
-    sub = verb(
-        "score",
-        _score,
-        "log-probability of given translations",
-        f"{workdir} --source=a.en --target=a.de",
-    )
-    _add_workdir(sub), _add_checkpoint(sub)
-    sub.add_argument("--source", required=True, help="file, one sentence a line")
-    sub.add_argument("--target", required=True, help="file, one sentence a line")
-
-    sub = verb(
-        "average", _average, "average the last checkpoints", f"{workdir} --last=5"
-    )
-    _add_workdir(sub)
-    sub.add_argument("--last", type=_positive, default=5, help="how many (default: 5)")
-
-    sub = verb(
-        "describe",
-        _describe,
-        "count parameters, FLOPs and memory",
-        "--config=configs/base.py",
-    )
-    _add_config(sub)
-    sub.add_argument("--devices", type=_positive, default=1, help="for memory a device")
-    _add_json(sub, "one JSON object")
-    return parser, verbs
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _add_config(parser: _Parser) -> None:
-    parser.add_argument(
-        "--config",
-        required=True,
-        help="Python file with get_config(), also FILE:ARGUMENT; single fields are "
-        "set by --config.SECTION.FIELD=VALUE",
-    )
-
-
-def _add_workdir(parser: _Parser) -> None:
-    parser.add_argument(
-        "--workdir", required=True, type=pathlib.Path, help="folder of the run"
-    )
-
-
-def _add_checkpoint(parser: _Parser) -> None:
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        help="best (by valid BLEU), last, average or a step (default: best)",
-    )
-
-
-def _add_search(parser: _Parser) -> None:
-    parser.add_argument("--beam_size", type=_positive, help="1 is greedy")
-    parser.add_argument("--alpha", type=float, help="length penalty exponent")
-    parser.add_argument("--batch_size", type=_positive, help="sentences a batch")
-
-
-def _add_json(parser: _Parser, about: str) -> None:
-    parser.add_argument("--json", action="store_true", help=about)
 
 
 def _decode_config(args: argparse.Namespace, config: Config) -> DecodeConfig:
@@ -449,3 +270,15 @@ def _describe(args: argparse.Namespace) -> None:
         _print_json(as_dict(description))
     else:
         print(as_text(description))
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "prepare": _prepare,
+    "train": _train,
+    "evaluate": _evaluate,
+    "bleu": _bleu,
+    "translate": _translate,
+    "score": _score,
+    "average": _average,
+    "describe": _describe,
+}

@@ -1,0 +1,160 @@
+"""The flags of every verb of the program `transformer-jax`, and their help."""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from transformer_jax import __version__
+from transformer_jax.config import nearest
+from transformer_jax.errors import ConfigError
+
+# What a verb does, an example, and its options, of which OPTIONS says the rest.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "prepare": (
+        "make vocabulary and tokenised corpus",
+        "--config=configs/phrases.py --workdir=runs/phrases",
+        "config workdir",
+    ),
+    "train": (
+        "train, or go on training",
+        "--config=configs/phrases.py --workdir=runs/phrases --config.train.steps=2000",
+        "config workdir",
+    ),
+    "evaluate": (
+        "translate a split, or a file with references, and score it",
+        "--workdir=runs/phrases --split=test",
+        "workdir checkpoint split source? reference? beam_size alpha batch_size json",
+    ),
+    "bleu": (
+        "score a file of translations",
+        "--hypothesis=out.de --reference=ref.de",
+        "hypothesis reference json",
+    ),
+    "translate": (
+        "translate lines",
+        "--workdir=runs/phrases --input=text.en --output=text.de",
+        "workdir checkpoint input output beam_size alpha batch_size nbest json",
+    ),
+    "score": (
+        "log-probability of given translations",
+        "--workdir=runs/phrases --source=text.en --target=text.de",
+        "workdir checkpoint source target",
+    ),
+    "average": (
+        "average the last checkpoints",
+        "--workdir=runs/phrases --last=3",
+        "workdir last",
+    ),
+    "describe": (
+        "count parameters, FLOPs and memory",
+        "--config=configs/base.py",
+        "config devices json",
+    ),
+}
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _required(**settings: Any) -> dict[str, Any]:
+    return {"required": True, **settings}
+
+
+# A "?" behind a name in VERBS makes a required option an optional one.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "config": _required(
+        help="Python file with get_config(), also FILE:ARGUMENT; single fields are set "
+        "by --config.SECTION.FIELD=VALUE"
+    ),
+    "workdir": _required(type=pathlib.Path, help="folder of the run"),
+    "checkpoint": {
+        "default": "best",
+        "help": "best (by valid BLEU), last, average or a step (default: best)",
+    },
+    "split": {
+        "default": "test",
+        "choices": ("valid", "test"),
+        "help": "which set of the run's corpus (default: test)",
+    },
+    "source": _required(help="file of source sentences, one a line"),
+    "target": _required(help="file of target sentences, one a line"),
+    "reference": _required(help="file of references, or several, with commas between"),
+    "hypothesis": _required(help="file of translations, one a line"),
+    "input": {"default": "-", "help": "file or - (default: stdin)"},
+    "output": {"default": "-", "help": "file or - (default: stdout)"},
+    "beam_size": {"type": _positive, "help": "1 is greedy (default: the run's)"},
+    "alpha": {"type": float, "help": "length penalty exponent (default: the run's)"},
+    "batch_size": {"type": _positive, "help": "sentences a batch (default: the run's)"},
+    "nbest": {
+        "type": _positive,
+        "default": 1,
+        "help": "hypotheses a line; above 1 they come as line number, score and text "
+        "with tabs between (default: 1)",
+    },
+    "last": {"type": _positive, "default": 5, "help": "how many (default: 5)"},
+    "devices": {"type": _positive, "default": 1, "help": "for the memory a device"},
+    "json": {
+        "action": "store_true",
+        "help": "JSON: one object, for translate one a line (line, hypotheses with "
+        "text, score, tokens)",
+    },
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the command line.
+
+    Returns:
+        The verb and its options; `--config.a.b=value` flags are in `overrides`.
+
+    Raises:
+        ConfigError: an unknown verb or option, with the nearest one, or a wrong value.
+    """
+    args, rest = _make_parser().parse_known_args(arguments)
+    args.overrides = []
+    known = [f"--{name.rstrip('?')}" for name in VERBS[args.verb][2].split()]
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("-"):
+            raise ConfigError(f"unexpected argument {flag!r}; options start with --")
+        if not (flag.startswith("--config.") and "--config" in known):
+            name = flag.split("=", 1)[0]
+            raise ConfigError(f"unknown option {name}: {nearest(name, known)}")
+        if "=" not in flag and rest and not rest[0].startswith("--"):
+            flag = f"{flag}={rest.pop(0)}"
+        args.overrides.append(flag)
+    return args
+
+
+def _make_parser() -> _Parser:
+    parser = _Parser(
+        prog="transformer-jax",
+        description='The Transformer of "Attention Is All You Need" in JAX.',
+        epilog=f"Example: transformer-jax train {VERBS['train'][1]}",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    group = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, (about, example, options) in VERBS.items():
+        sub = group.add_parser(
+            verb,
+            help=about,
+            description=about,
+            epilog=f"Example: transformer-jax {verb} {example}",
+            allow_abbrev=False,
+        )
+        for name in options.split():
+            settings = dict(OPTIONS[name.rstrip("?")])
+            if name.endswith("?"):
+                del settings["required"]
+            sub.add_argument(f"--{name.rstrip('?')}", **settings)
+    return parser
