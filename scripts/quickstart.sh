@@ -27,9 +27,9 @@ echo "== evaluate"
 
 echo "== translate"
 sentences=(
-  "The old man buys a red book."
-  "A young woman sees the small house."
-  "The children read an old letter."
+  "Today the tired girl does not read my newspaper."
+  "The child says that a teacher does not call my mother."
+  "An old woman says that my friendly children have seen my door."
 )
 printf '  %s\n' "${sentences[@]}"
 printf '%s\n' "${sentences[@]}" | "$program" translate --workdir="$workdir"
@@ -38,7 +38,8 @@ shown=$(printf %q "$workdir")
 cat <<END
 == next, from $PWD
 echo "The girl reads a new book." | $program translate --workdir=$shown
-$program translate --workdir=$shown <english.txt >german.txt
+echo "The boy opens the door." | $program translate --workdir=$shown --nbest=4 --json
+$program describe --config=configs/base.py
 $program train --config=configs/phrases.py --workdir=runs/pre-norm --config.model.norm=pre
 $program train --help
 .venv/bin/python -m pip install -e '.[gpu]'   # to train on an NVIDIA GPU
