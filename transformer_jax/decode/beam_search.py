@@ -124,67 +124,71 @@ def beam_search(
         return ~search.done.all()
 
     def advance(search: _Search) -> _Search:
-        last = jax.lax.dynamic_index_in_dim(
-            search.live.tokens, jnp.maximum(search.length - 1, 0), 2, keepdims=False
-        )
-        last = jnp.where(search.length == 0, bos_id, last)
+        before = jnp.maximum(search.length - 1, 0)
+        last = jnp.where(search.length == 0, bos_id, _column(search.live, before))
         logits, state = step(last.reshape(-1), search.state)
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
         log_probs = log_probs.at[:, banned].set(IMPOSSIBLE)
-        candidates, parents = _extend(search, log_probs, beam_size)
-        return _keep(search, candidates, parents, state)
 
-    def _keep(
-        search: _Search, candidates: Hypotheses, parents: jax.Array, state: State
-    ) -> _Search:
-        length = search.length + 1
-        last = jax.lax.dynamic_index_in_dim(
-            candidates.tokens, search.length, 2, keepdims=False
-        )
-        ended, exists = last == eos_id, candidates.log_prob > IMPOSSIBLE
-        score = candidates.log_prob / length_penalty(length, alpha)
-        ending = candidates.replace(score=jnp.where(ended & exists, score, IMPOSSIBLE))
-        both = jax.tree.map(
-            lambda a, b: jnp.concatenate([a, b], axis=1), search.finished, ending
-        )
-        finished = both.best(beam_size)
+        candidates, parents = _extend(search, log_probs, beam_size)
+        ended = _column(candidates, search.length) == eos_id
+        finished = _finish(search.finished, candidates, ended, alpha)
         going_on = jnp.where(ended, IMPOSSIBLE, candidates.log_prob)
         _, order = jax.lax.top_k(going_on, beam_size)
-        live = candidates.replace(log_prob=going_on, score=going_on).take(order)
+        live = candidates.replace(log_prob=going_on).take(order)
         if beam_size > 1:
             state = _follow(state, take_beams(parents, order))
 
-        bound = best_possible(live.log_prob[:, 0], length, limits, alpha)
+        length, best_live = search.length + 1, live.log_prob[:, 0]
+        bound = best_possible(best_live, length, limits, alpha)
         beaten = finished.score[:, nbest - 1] >= bound
-        exhausted = live.log_prob[:, 0] <= IMPOSSIBLE
-        done = search.done | beaten | exhausted | (length >= limits)
-
+        done = beaten | (best_live <= IMPOSSIBLE) | (length >= limits)
         # A source that was done stays as it was, whatever else is in the batch.
-        def frozen(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(search.done.reshape(-1, *(1,) * (new.ndim - 1)), old, new)
-
         return _Search(
             length=length,
-            live=jax.tree.map(frozen, live, search.live),
-            finished=jax.tree.map(frozen, finished, search.finished),
-            done=done,
+            live=_select(search.done, search.live, live),
+            finished=_select(search.done, search.finished, finished),
+            done=search.done | done,
             state=state,
         )
 
     search = jax.lax.while_loop(unfinished, advance, search)
-    cut = search.live.replace(
-        score=jnp.where(
-            search.live.log_prob > IMPOSSIBLE,
-            search.live.log_prob / length_penalty(search.live.length, alpha),
-            IMPOSSIBLE,
-        )
-    )
+    cut = search.live.replace(score=_score(search.live, alpha))
     any_finished = search.finished.score[:, 0] > IMPOSSIBLE
+    return _select(any_finished, search.finished, cut)
+
+
+def _column(hypotheses: Hypotheses, position: jax.Array) -> jax.Array:
+    """Returns the tokens at `position`, `[B, W] int32`."""
+    return jax.lax.dynamic_index_in_dim(hypotheses.tokens, position, 2, keepdims=False)
+
+
+def _select(condition: jax.Array, one: Hypotheses, other: Hypotheses) -> Hypotheses:
+    """Returns `one` for the sources where `condition [B]` holds, else `other`."""
     return jax.tree.map(
-        lambda f, c: jnp.where(any_finished.reshape(-1, *(1,) * (f.ndim - 1)), f, c),
-        search.finished,
-        cut,
+        lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b),
+        one,
+        other,
     )
+
+
+def _score(hypotheses: Hypotheses, alpha: float) -> jax.Array:
+    """Returns the penalised scores `[B, W]`; IMPOSSIBLE where there is nothing."""
+    score = hypotheses.log_prob / length_penalty(hypotheses.length, alpha)
+    return jnp.where(hypotheses.log_prob > IMPOSSIBLE, score, IMPOSSIBLE)
+
+
+def _finish(
+    finished: Hypotheses, candidates: Hypotheses, ended: jax.Array, alpha: float
+) -> Hypotheses:
+    """Returns the best of `finished` and of those `candidates` that `ended`."""
+    score = jnp.where(ended, _score(candidates, alpha), IMPOSSIBLE)
+    both = jax.tree.map(
+        lambda a, b: jnp.concatenate([a, b], axis=1),
+        finished,
+        candidates.replace(score=score),
+    )
+    return both.best(finished.score.shape[1])
 
 
 def _start(sources: int, beam_size: int, max_length: int, state: State) -> _Search:
