@@ -7,7 +7,8 @@ Reproduces: 41.02 on Test2016 (lower-cased, tokenised multi-bleu) is published f
 Command:    transformer-jax train --config=configs/multi30k.py
                 --config.data.root=FOLDER --workdir=runs/multi30k
             FOLDER holds train, val and test_2016_flickr, each as .en.gz and .de.gz.
-Hardware:   2 CPU cores
+Hardware:   2 CPU cores, 45 minutes
+Expect:     sacreBLEU 37 on raw cased text of Test2016, the last 5 averaged
 """
 
 import ml_collections
