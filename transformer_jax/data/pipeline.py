@@ -33,6 +33,7 @@ class TrainBatches:
             ConfigError: a sentence does not fit into the token budget.
         """
         self._corpus, self._seed = corpus, seed
+        self._plan = functools.lru_cache(maxsize=2)(self._make_plan)  # of an epoch
         lengths = corpus.lengths()
         self.shapes = batching.choose_shapes(lengths, config)
         self._shape_of = batching.assign(lengths, self.shapes)
@@ -54,8 +55,7 @@ class TrainBatches:
         target = [self._corpus.target[i] for i in pairs]
         return batching.make_batch(source, target, shape)
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
-    def _plan(self, epoch: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
+    def _make_plan(self, epoch: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
         """Returns each shape's pairs in order, and (shape, start) of each batch."""
         rng = np.random.default_rng([self._seed, epoch])
         order = rng.permutation(len(self._corpus))

@@ -78,6 +78,7 @@ class Translator:
         self.tokenizer = tokenizer
         self.params = replicated_params
         self.model = Transformer(config, tokenizer.vocab_size)
+        self._compiled_search = functools.cache(self._make_search)
 
     def translate(
         self,
@@ -147,8 +148,7 @@ class Translator:
             wanted = min(wanted, self.config.max_length)
         return max(1, wanted)
 
-    @functools.cache  # noqa: B019 - compiled functions live as long as the translator
-    def _compiled_search(
+    def _make_search(
         self, beam_size: int, alpha: float, length: int, nbest: int
     ) -> Any:
         model = self.model
