@@ -23,6 +23,10 @@ from transformer_jax.errors import ConfigError
 
 CORPORA = ("phrases", "text", "tfds")
 SPLITS = ("train", "valid", "test")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "swish", "tanh", "sigmoid")
+
+# Whole numbers that may be 0.
+ZERO_ALLOWED = ("seed", "decoder_layers", "position_offset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,10 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The Transformer (Vaswani et al. 2017, section 3); the defaults are `base`."""
+    """The Transformer (Vaswani et al. 2017, section 3); the defaults are `base`.
+
+    The fields from `decoder_layers` on are variants that other toolkits' models have.
+    """
 
     num_layers: int = 6  # N, of the encoder and of the decoder
     d_model: int = 512
@@ -76,11 +83,36 @@ class ModelConfig:
     d_k: int = 64  # width of a head's queries and keys
     d_v: int = 64  # width of a head's values
     dropout: float = 0.1
-    norm: str = "post"  # post (the paper) or pre, with one more norm after each stack
+    norm: str = "post"  # post (the paper) or pre
     positions: str = "sinusoidal"  # or learned (Table 3, row E)
     attention_bias: bool = False  # biases in the attention's four projections
     max_length: int = 256  # longest sequence in pieces, EOS included
     dtype: str = "auto"  # compute type: float32, bfloat16, or auto (by device)
+
+    decoder_layers: int = 0  # of the decoder, if they are not num_layers
+    final_norm: str = "auto"  # a norm after each stack: on, off, or auto (with pre)
+    norm_epsilon: float = 1e-6  # added to the variance in LayerNorm
+    activation: str = "relu"  # of the feed-forward layers, one of ACTIVATIONS
+    share_embeddings: bool = True  # source and target have one table
+    tie_output: bool = True  # the output product takes the target's table
+    output_bias: bool = False  # added to the logits
+    embedding_scale: float = 0.0  # factor on embeddings; 0 is sqrt(d_model)
+    zero_start: bool = False  # the decoder starts from a zero vector, not from BOS
+    position_layout: str = "interleaved"  # sine, cosine, ...; or halves: sines first
+    position_offset: int = 0  # number of the first position
+    position_stretch: bool = False  # frequencies 10000^(-i / (d_model / 2 - 1))
+
+    @property
+    def decoder_depth(self) -> int:
+        """Layers of the decoder."""
+        return self.decoder_layers or self.num_layers
+
+    @property
+    def ends_in_norm(self) -> bool:
+        """Whether a norm follows each stack."""
+        return self.final_norm == "on" or (
+            self.final_norm == "auto" and self.norm == "pre"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,14 +247,15 @@ def check(config: Config) -> list[str]:
     one_of("model.norm", model.norm, ("post", "pre"))
     one_of("model.positions", model.positions, ("sinusoidal", "learned"))
     one_of("model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
+    one_of("model.final_norm", model.final_norm, ("auto", "on", "off"))
+    one_of("model.activation", model.activation, ACTIVATIONS)
+    one_of("model.position_layout", model.position_layout, ("interleaved", "halves"))
     for section in (model, train, config.batch, config.tokenizer):
         for key, value in dataclasses.asdict(section).items():
-            if type(value) is int and key != "seed":
-                where = _section_name(section)
-                need(
-                    value >= 1,
-                    f"config.{where}.{key} is {value}; it must be at least 1",
-                )
+            if type(value) is int:
+                least = 0 if key in ZERO_ALLOWED else 1
+                where = f"config.{_section_name(section)}.{key}"
+                need(value >= least, f"{where} is {value}; it must be at least {least}")
     for where, value in (
         ("model.dropout", model.dropout),
         ("train.label_smoothing", train.label_smoothing),
@@ -231,6 +264,7 @@ def check(config: Config) -> list[str]:
     for where, value in (
         ("train.learning_rate", train.learning_rate),
         ("train.adam_epsilon", train.adam_epsilon),
+        ("model.norm_epsilon", model.norm_epsilon),
         ("tokenizer.character_coverage", config.tokenizer.character_coverage),
     ):
         need(value > 0, f"config.{where} is {value}; it must be above 0")
@@ -242,6 +276,21 @@ def check(config: Config) -> list[str]:
     need(
         model.positions == "learned" or model.d_model % 2 == 0,
         f"config.model.d_model is {model.d_model}; sinusoidal positions need it even",
+    )
+    need(
+        model.embedding_scale >= 0,
+        f"config.model.embedding_scale is {model.embedding_scale}; it must be above 0, "
+        "or 0 for the square root of d_model",
+    )
+    sinusoids = (model.position_layout, model.position_offset, model.position_stretch)
+    need(
+        model.positions == "sinusoidal" or sinusoids == ("interleaved", 0, False),
+        "config.model.position_layout, position_offset and position_stretch are of "
+        "sinusoidal positions; leave them out, or set config.model.positions",
+    )
+    need(
+        not model.position_stretch or model.d_model >= 4,
+        f"config.model.d_model is {model.d_model}; position_stretch needs 4 or more",
     )
     need(
         config.batch.tokens >= model.max_length,

@@ -229,13 +229,13 @@ def test_logits_equal_the_equations(variant: str) -> None:
     ],
 )
 def test_sinusoid_at_named_entries(t: int, column: int, value: float) -> None:
-    table = sinusoid(50, 512)
+    table = sinusoid(50, ModelConfig())
     assert table.shape == (50, 512) and table.dtype == np.float32
     assert table[t, column] == pytest.approx(value, abs=1e-6)
 
 
 def test_sinusoid_of_more_positions_starts_the_same() -> None:
-    np.testing.assert_array_equal(sinusoid(5, 6), sinusoid(9, 6)[:5])
+    np.testing.assert_array_equal(sinusoid(5, CONFIG), sinusoid(9, CONFIG)[:5])
 
 
 def test_learned_positions_have_a_limit_and_say_so() -> None:
@@ -263,7 +263,7 @@ def test_embedding_scales_on_the_way_in_only() -> None:
 
 def test_layer_norm_has_the_epsilon_of_the_papers_code() -> None:
     x = 1e-3 * jnp.asarray([[-1.0, 1.0, 3.0, -3.0]])  # variance 5e-6
-    norm: Any = layer_norm(jnp.dtype("float32"))
+    norm: Any = layer_norm(CONFIG, jnp.dtype("float32"))
     weights = {"scale": jnp.asarray([1.0, 2.0, 1.0, 1.0]), "bias": jnp.ones(4)}
     expected = np.asarray([-1, 2, 3, -3]) / math.sqrt(5 + 1) + 1
     found = norm.apply({"params": weights}, x)

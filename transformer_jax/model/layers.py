@@ -14,18 +14,32 @@ import numpy as np
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import KeysValues, MultiHeadAttention
 
-LAYER_NORM_EPSILON = 1e-6
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": nn.relu,
+    "gelu": lambda x: nn.gelu(x, approximate=False),
+    "gelu_tanh": nn.gelu,
+    "gelu_sigmoid": lambda x: x * nn.sigmoid(1.702 * x),
+    "swish": nn.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": nn.sigmoid,
+}
 
 
-def sinusoid(length: int, d_model: int) -> np.ndarray:
+def sinusoid(length: int, config: ModelConfig) -> np.ndarray:
     """Returns the positional encoding `[length, d_model] float32` (section 3.5).
 
     `PE[t, 2i] = sin(t / 10000^(2i / d_model))`, `PE[t, 2i + 1]` the cosine, t from 0:
-    interleaved as the paper writes it, not a block of sines and a block of cosines.
+    interleaved as the paper writes it. Fields of `config` give what others have: all
+    sines before all cosines, another first t, or the exponent i / (d_model / 2 - 1),
+    whose last frequency is 1 / 10000 exactly.
     """
-    angle = np.arange(length)[:, None] / 10000 ** (np.arange(0, d_model, 2) / d_model)
-    table = np.stack([np.sin(angle), np.cos(angle)], axis=-1)
-    return table.reshape(length, d_model).astype(np.float32)
+    half = config.d_model // 2
+    steps = half - 1 if config.position_stretch else half
+    t = config.position_offset + np.arange(length)
+    angle = t[:, None] / 10000 ** (np.arange(half) / steps)
+    axis = -1 if config.position_layout == "interleaved" else -2
+    table = np.stack([np.sin(angle), np.cos(angle)], axis=axis)
+    return table.reshape(length, config.d_model).astype(np.float32)
 
 
 class Dropout(nn.Module):
@@ -57,31 +71,50 @@ class Dropout(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The table E of source, target and output (section 3.4)."""
+    """A table E of embeddings (section 3.4)."""
 
+    config: ModelConfig
     vocab_size: int
-    d_model: int
     dtype: jnp.dtype
 
     def setup(self) -> None:
         """Declares the table `[V, D]`, drawn with standard deviation D^-0.5."""
-        self.table: Any = self.param(
-            "table",
-            nn.with_logical_partitioning(
-                nn.initializers.normal(self.d_model**-0.5), ("vocab", "embed")
-            ),
-            (self.vocab_size, self.d_model),
+        self.table: jax.Array = vocabulary_table(
+            self, self.vocab_size, self.config.d_model
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns sqrt(D) E[tokens], `[B, T, D]`, for `tokens [B, T] int32`."""
-        scale = jnp.sqrt(jnp.float32(self.d_model))
-        return (self.table[tokens] * scale).astype(self.dtype)
+        scale = self.config.embedding_scale or self.config.d_model**0.5
+        return (self.table[tokens] * jnp.float32(scale)).astype(self.dtype)
 
-    def logits(self, x: jax.Array) -> jax.Array:
-        """Returns x E^T, `[B, T, V] float32`, for `x [B, T, D]`; no output bias."""
-        table = self.table.astype(self.dtype)
-        return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+
+class Output(nn.Module):
+    """What the output product has of its own: a table, a bias, both or neither."""
+
+    config: ModelConfig
+    vocab_size: int
+
+    def setup(self) -> None:
+        """Declares the table `[V, D]` if it is not tied, and the bias `[V]` if any."""
+        if not self.config.tie_output:
+            self.table: jax.Array = vocabulary_table(
+                self, self.vocab_size, self.config.d_model
+            )
+        if self.config.output_bias:
+            self.bias: Any = self.param(
+                "bias",
+                nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
+                (self.vocab_size,),
+            )
+
+
+def vocabulary_table(module: nn.Module, vocab_size: int, d_model: int) -> Any:
+    """Declares the parameter `table` `[V, D]` of `module`."""
+    init = nn.with_logical_partitioning(
+        nn.initializers.normal(d_model**-0.5), ("vocab", "embed")
+    )
+    return module.param("table", init, (vocab_size, d_model))
 
 
 class Positions(nn.Module):
@@ -125,7 +158,7 @@ class Positions(nn.Module):
             )
             table = learned[:length]
         else:
-            table = jnp.asarray(sinusoid(length, config.d_model))
+            table = jnp.asarray(sinusoid(length, config))
         if index is not None:
             table = jax.lax.dynamic_slice_in_dim(table, index, 1)
         x = x + table.astype(x.dtype)
@@ -133,7 +166,7 @@ class Positions(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2 (section 3.3)."""
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 (section 3.3), or another activation."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -155,13 +188,15 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `x [B, T, D]` to `[B, T, D]`, each position alone."""
-        return self.down(nn.relu(self.up(x)))
+        return self.down(ACTIVATIONS[self.config.activation](self.up(x)))
 
 
-def layer_norm(dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
+def layer_norm(
+    config: ModelConfig, dtype: jnp.dtype, name: str | None = None
+) -> nn.LayerNorm:
     """Returns a LayerNorm over D with scale and bias; its statistics are float32."""
     return nn.LayerNorm(
-        epsilon=LAYER_NORM_EPSILON,
+        epsilon=config.norm_epsilon,
         dtype=dtype,
         scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
         bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
@@ -182,7 +217,7 @@ class Residual(nn.Module):
 
     def setup(self) -> None:
         """Declares the norm and the dropout."""
-        self.norm = layer_norm(self.dtype)
+        self.norm = layer_norm(self.config, self.dtype)
         self.dropout = Dropout(self.config.dropout, self.data_axis)
 
     def __call__(

@@ -3,6 +3,8 @@
 The legend of the shapes is at the head of `attention.py`.
 """
 
+from typing import Any
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -14,6 +16,7 @@ from transformer_jax.model.layers import (
     DecoderLayer,
     Embedding,
     EncoderLayer,
+    Output,
     Positions,
     layer_norm,
 )
@@ -47,7 +50,7 @@ class Cache(flax.struct.PyTreeNode):
 
 
 class Encoder(nn.Module):
-    """A stack of encoder layers; a last norm only where norms come first."""
+    """A stack of encoder layers; a last norm where norms come first."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -62,27 +65,27 @@ class Encoder(nn.Module):
                 self.config, self.dtype, self.data_axis, name=f"layer_{i}"
             )
             x = layer(x, mask, deterministic)
-        if self.config.norm == "pre":
-            x = layer_norm(self.dtype, name="norm")(x)
+        if self.config.ends_in_norm:
+            x = layer_norm(self.config, self.dtype, name="norm")(x)
         return x
 
 
 class Decoder(nn.Module):
-    """A stack of decoder layers; a last norm only where norms come first."""
+    """A stack of decoder layers; a last norm where norms come first."""
 
     config: ModelConfig
     dtype: jnp.dtype
     data_axis: str | None
 
     def setup(self) -> None:
-        """Declares positions, layers and, for pre-norm, the last norm."""
+        """Declares positions, layers and, if there is one, the last norm."""
         self.positions = Positions(self.config, self.data_axis)
         self.layer = [
             DecoderLayer(self.config, self.dtype, self.data_axis)
-            for _ in range(self.config.num_layers)
+            for _ in range(self.config.decoder_depth)
         ]
-        if self.config.norm == "pre":
-            self.norm = layer_norm(self.dtype)
+        if self.config.ends_in_norm:
+            self.norm = layer_norm(self.config, self.dtype)
 
     def project_memory(self, output: jax.Array, mask: jax.Array) -> Memory:
         """Projects the encoder output `[B, S, D]` to every layer's keys and values."""
@@ -110,7 +113,7 @@ class Decoder(nn.Module):
         ):
             x, new = layer(x, mask, kv, memory.mask, deterministic, layer_past, index)
             kept.append(new)
-        if self.config.norm == "pre":
+        if self.config.ends_in_norm:
             x = self.norm(x)
         return x, tuple(kept)
 
@@ -120,18 +123,27 @@ class Transformer(nn.Module):
 
     Attributes:
         config: sizes and variants.
-        vocab_size: entries of the table that source, target and output share.
+        vocab_size: entries of the target's table, which the source and the output
+            share unless the config says otherwise.
         data_axis: name of the device axis the batch is split over, inside `pmap`.
+        source_vocab_size: entries of the source's table if it is not shared and has
+            another size.
     """
 
     config: ModelConfig
     vocab_size: int
     data_axis: str | None = None
+    source_vocab_size: int | None = None
 
     def setup(self) -> None:
-        """Declares the table and the two stacks."""
-        dtype = compute_dtype(self.config)
-        self.embedding = Embedding(self.vocab_size, self.config.d_model, dtype)
+        """Declares the tables and the two stacks."""
+        config, dtype = self.config, compute_dtype(self.config)
+        self.embedding = Embedding(config, self.vocab_size, dtype)
+        if not config.share_embeddings:
+            source_size = self.source_vocab_size or self.vocab_size
+            self.source_embedding = Embedding(config, source_size, dtype)
+        if config.output_bias or not config.tie_output:
+            self.output = Output(config, self.vocab_size)
         self.encoder = Encoder(self.config, dtype, self.data_axis)
         self.decoder = Decoder(self.config, dtype, self.data_axis)
 
@@ -149,7 +161,9 @@ class Transformer(nn.Module):
             The encoder output as the decoder's cross-attentions see it.
         """
         mask = padding_mask(source_length, source.shape[1])
-        output = self.encoder(self.embedding(source), mask, deterministic)
+        shared = self.config.share_embeddings
+        embedding = self.embedding if shared else self.source_embedding
+        output = self.encoder(embedding(source), mask, deterministic)
         return self.decoder.project_memory(output, mask)
 
     def decode(
@@ -162,8 +176,8 @@ class Transformer(nn.Module):
             memory: from `encode`.
             deterministic: no dropout.
         """
-        x, _ = self.decoder(self.embedding(target_in), memory, deterministic)
-        return self.embedding.logits(x)
+        x, _ = self.decoder(self._embed(target_in), memory, deterministic)
+        return self._logits(x)
 
     def hidden(
         self,
@@ -174,7 +188,7 @@ class Transformer(nn.Module):
     ) -> jax.Array:
         """Returns the decoder's output `[B, T, D]`, of which x E^T are the logits."""
         memory = self.encode(source, source_length, deterministic)
-        return self.decoder(self.embedding(target_in), memory, deterministic)[0]
+        return self.decoder(self._embed(target_in), memory, deterministic)[0]
 
     def __call__(
         self,
@@ -184,8 +198,24 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> jax.Array:
         """Returns logits `[B, T, V] float32` for a batch of pairs."""
-        x = self.hidden(source, source_length, target_in, deterministic)
-        return self.embedding.logits(x)
+        return self._logits(
+            self.hidden(source, source_length, target_in, deterministic)
+        )
+
+    def _embed(self, target: jax.Array, index: jax.Array | None = None) -> jax.Array:
+        """Embeds `target [N, T]`, or, with `index`, the one position it holds."""
+        x = self.embedding(target)
+        if not self.config.zero_start:
+            return x
+        position = jnp.arange(target.shape[1])[:, None] if index is None else index
+        return jnp.where(position == 0, jnp.zeros_like(x), x)
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        """Returns x E^T plus the bias, `[B, T, V] float32`, for `x [B, T, D]`."""
+        tied = self.config.tie_output
+        table = (self.embedding if tied else self.output).table.astype(x.dtype)
+        logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+        return logits + self.output.bias if self.config.output_bias else logits
 
     def init_cache(self, memory: Memory, beams: int, length: int) -> Cache:
         """Returns an empty cache of `beams` targets a source and `length` positions.
@@ -213,7 +243,14 @@ class Transformer(nn.Module):
         Returns:
             Logits of the next token, `[N, V] float32`, and the cache one longer.
         """
-        x = self.embedding(tokens[:, None])
+        x = self._embed(tokens[:, None], cache.index)
         x, past = self.decoder(x, cache.memory, True, cache)
-        logits = self.embedding.logits(x)[:, 0]
+        logits = self._logits(x)[:, 0]
         return logits, cache.replace(past=past, index=cache.index + 1)
+
+
+def output_weights(params: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the output product's table `[V, D]` and its bias `[V]`, if it has one."""
+    own = params.get("output", {})
+    table = own["table"] if "table" in own else params["embedding"]["table"]
+    return table, own.get("bias")

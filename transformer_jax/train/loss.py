@@ -32,12 +32,13 @@ def cross_entropy(
     targets: ArrayLike,
     lengths: ArrayLike,
     smoothing: float,
+    bias: jax.Array | None = None,
 ) -> LossSums:
-    """Returns the sums of a batch, for the logits x E^T.
+    """Returns the sums of a batch, for the logits x E^T + bias.
 
     The target distribution has 1 - smoothing at the true token and smoothing / (V - 1)
     at each other entry of the vocabulary, special ids included, so it sums to 1.
-    Only `loss` has a gradient, with respect to `x` and `table`.
+    Only `loss` has a gradient, with respect to `x`, `table` and `bias`.
 
     Args:
         x: `[B, T, D]`, the decoder's output in the compute dtype.
@@ -45,14 +46,15 @@ def cross_entropy(
         targets: `[B, T] int32`.
         lengths: `[B] int32`, real tokens of each row; what follows counts for nothing.
         smoothing: in [0, 1).
+        bias: `[V] float32`, or None for none.
 
     Returns:
         The sums; with smoothing 0, `loss` equals `nll`.
     """
     targets, lengths = jnp.asarray(targets), jnp.asarray(lengths)
     real = jnp.arange(targets.shape[1]) < lengths[:, None]
-    flat = x.reshape(-1, x.shape[-1]), table, targets.reshape(-1), real.reshape(-1)
-    return _sums(*flat, smoothing)
+    flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1), real.reshape(-1)
+    return _sums((table, bias), *flat, smoothing)
 
 
 def chunk_sums(
@@ -94,15 +96,18 @@ def chunk_sums(
     return sums, jnp.where(real[:, None], gradient, 0.0)
 
 
+Weights = tuple[jax.Array, jax.Array | None]  # table [V, D], bias [V]
+
+
 def _over_chunks(
+    weights: Weights,
     x: jax.Array,
-    table: jax.Array,
     targets: jax.Array,
     real: jax.Array,
     smoothing: float,
     with_gradient: bool,
-) -> tuple[LossSums, tuple[jax.Array, jax.Array] | None]:
-    """Adds up the sums of all chunks; with gradients of `x` and `table` if asked."""
+) -> tuple[LossSums, tuple[Weights, jax.Array] | None]:
+    """Adds up the sums of all chunks; with gradients of weights and `x` if asked."""
     count, width = x.shape
     chunk = min(CHUNK, count)
     chunks = -(-count // chunk)
@@ -111,58 +116,58 @@ def _over_chunks(
         missing = [(0, chunks * chunk - count)] + [(0, 0)] * (array.ndim - 1)
         return jnp.pad(array, missing).reshape(chunks, chunk, *array.shape[1:])
 
-    cast_table = table.astype(x.dtype)
+    table, bias = weights[0].astype(x.dtype), weights[1]
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
     def body(total: Any, inputs: Any) -> tuple[Any, Any]:
-        sums, table_gradient = total
+        sums, (table_gradient, bias_gradient) = total
         x, targets, real = inputs
-        logits = product("nd,vd->nv", x, cast_table)
+        logits = product("nd,vd->nv", x, table)
+        if bias is not None:
+            logits += bias
         new, gradient = chunk_sums(logits, targets, real, smoothing)
         sums = jax.tree.map(jnp.add, sums, new)
         if not with_gradient:
-            return (sums, None), None
+            return (sums, (None, None)), None
+        if bias is not None:
+            bias_gradient += gradient.sum(axis=0)
         gradient = gradient.astype(x.dtype)
         table_gradient += product("nv,nd->vd", gradient, x)
-        return (sums, table_gradient), product("nv,vd->nd", gradient, cast_table)
+        x_gradient = product("nv,vd->nd", gradient, table)
+        return (sums, (table_gradient, bias_gradient)), x_gradient
 
     zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
     start = (
         LossSums(zero, zero, none, none),
-        jnp.zeros(table.shape, jnp.float32) if with_gradient else None,
+        jax.tree.map(jnp.zeros_like, weights) if with_gradient else (None, None),
     )
     inputs = (cut(x), cut(targets), cut(real))
-    (sums, table_gradient), x_gradient = jax.lax.scan(body, start, inputs)
+    (sums, weight_gradients), x_gradient = jax.lax.scan(body, start, inputs)
     if not with_gradient:
         return sums, None
     x_gradient = x_gradient.reshape(-1, width)[:count].astype(x.dtype)
-    return sums, (x_gradient, table_gradient)
+    return sums, (weight_gradients, x_gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _sums(
+    weights: Weights,
     x: jax.Array,
-    table: jax.Array,
     targets: jax.Array,
     real: jax.Array,
     smoothing: float,
 ) -> LossSums:
-    return _over_chunks(x, table, targets, real, smoothing, False)[0]
+    return _over_chunks(weights, x, targets, real, smoothing, False)[0]
 
 
-def _forward(x: Any, table: Any, targets: Any, real: Any, smoothing: float) -> Any:
-    return _over_chunks(x, table, targets, real, smoothing, True)
+def _forward(weights: Any, x: Any, targets: Any, real: Any, smoothing: float) -> Any:
+    return _over_chunks(weights, x, targets, real, smoothing, True)
 
 
 def _backward(smoothing: float, gradients: Any, cotangent: LossSums) -> Any:
-    x_gradient, table_gradient = gradients
     scale = cotangent.loss
-    return (
-        x_gradient * scale.astype(x_gradient.dtype),
-        table_gradient * scale,
-        None,
-        None,
-    )
+    scaled = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradients)
+    return *scaled, None, None
 
 
 _sums.defvjp(_forward, _backward)

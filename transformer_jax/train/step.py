@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.data.batching import Batch
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import Transformer, output_weights
 from transformer_jax.train.loss import LossSums, cross_entropy
 
 Params = Any
@@ -58,8 +58,9 @@ def sum_over(tree: Any, axis_name: str | None) -> Any:
 
 def batch_loss(params: Params, x: Any, batch: Batch, smoothing: float) -> LossSums:
     """Returns the sums of a batch from the decoder's output `x [R, T, D]`."""
-    table = params["embedding"]["table"]
-    return cross_entropy(x, table, batch.target_out, batch.target_length, smoothing)
+    table, bias = output_weights(params)
+    targets = batch.target_out, batch.target_length
+    return cross_entropy(x, table, *targets, smoothing, bias)
 
 
 def train_step(
