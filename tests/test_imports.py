@@ -18,7 +18,12 @@ ALLOWED = {
     "parallel": {"config"},
     "checkpoint": {"config"},
     "describe": {"config"},
-    "decode.beam_search": set(),
+    "decode.mbr": set(),
+    "decode.choice": {"config"},
+    "decode.search": {"config", "decode.choice"},
+    "decode.programs": {
+        "config", "model", "decode.choice", "decode.search", BATCH, "data.tokenizer"
+    },
     "decode.translator": {
         "config", "model", "parallel", "checkpoint", "decode", BATCH, "data.tokenizer"
     },

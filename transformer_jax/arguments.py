@@ -9,6 +9,11 @@ from transformer_jax import __version__
 from transformer_jax.config import nearest
 from transformer_jax.errors import ConfigError
 
+DECODING = (  # the fields of DecodeConfig
+    "beam_size alpha penalty coverage max_extra_length max_length min_length "
+    "no_repeat_ngram sample temperature top_k top_p seed mbr batch_size"
+)
+
 # What a verb does, an example, and its options, of which OPTIONS says the rest.
 VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": (
@@ -24,7 +29,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "evaluate": (
         "translate a split, or a file with references, and score it",
         "--workdir=runs/phrases --split=test",
-        "workdir checkpoint split source? reference? beam_size alpha batch_size json",
+        f"workdir checkpoint split source? reference? {DECODING} json",
     ),
     "bleu": (
         "score a file of translations",
@@ -34,12 +39,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "translate": (
         "translate lines",
         "--workdir=runs/phrases --input=text.en --output=text.de",
-        "workdir checkpoint input output beam_size alpha batch_size nbest json",
+        f"workdir checkpoint input output prefix nbest {DECODING} scores pieces json",
     ),
     "score": (
         "log-probability of given translations",
         "--workdir=runs/phrases --source=text.en --target=text.de",
-        "workdir checkpoint source target",
+        "workdir checkpoint source target pieces",
     ),
     "average": (
         "average the last checkpoints",
@@ -60,6 +65,12 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
 def _required(**settings: Any) -> dict[str, Any]:
     return {"required": True, **settings}
 
@@ -70,7 +81,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         help="Python file with get_config(), also FILE:ARGUMENT; single fields are set "
         "by --config.SECTION.FIELD=VALUE"
     ),
-    "workdir": _required(type=pathlib.Path, help="folder of the run"),
+    "workdir": _required(
+        type=pathlib.Path,
+        help="folder of the run; evaluate, translate and score take several, with "
+        "commas between, as an ensemble",
+    ),
     "checkpoint": {
         "default": "best",
         "help": "best (by valid BLEU), last, average or a step (default: best)",
@@ -86,21 +101,60 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hypothesis": _required(help="file of translations, one a line"),
     "input": {"default": "-", "help": "file or - (default: stdin)"},
     "output": {"default": "-", "help": "file or - (default: stdout)"},
-    "beam_size": {"type": _positive, "help": "1 is greedy (default: the run's)"},
-    "alpha": {"type": float, "help": "length penalty exponent (default: the run's)"},
-    "batch_size": {"type": _positive, "help": "sentences a batch (default: the run's)"},
+    "prefix": {"help": "file with what each translation must begin with, line by line"},
     "nbest": {
         "type": _positive,
         "default": 1,
-        "help": "hypotheses a line; above 1 they come as line number, score and text "
-        "with tabs between (default: 1)",
+        "help": "hypotheses a line, with --sample draws; above 1 they come as line "
+        "number, score and text with tabs between (default: 1)",
     },
+    "scores": {
+        "action": "store_true",
+        "help": "print the score and a tab before each translation",
+    },
+    "pieces": {
+        "action": "store_true",
+        "help": "pieces with blanks between instead of text: written by translate, "
+        "read from --target by score",
+    },
+    # Settings of the search: where they are not given, those of the run's config hold.
+    "beam_size": {"type": _positive, "help": "live hypotheses; 1 is greedy"},
+    "alpha": {"type": float, "help": "length penalty exponent"},
+    "penalty": {"help": "gnmt, ((5 + n) / 6)^alpha, or length, n^alpha"},
+    "coverage": {"type": float, "help": "weight of GNMT's coverage penalty"},
+    "max_extra_length": {
+        "type": _natural,
+        "help": "output is at most so much longer than the source, in pieces",
+    },
+    "max_length": {"type": _natural, "help": "and at most so long; 0: no such limit"},
+    "min_length": {"type": _natural, "help": "fewest pieces before the end"},
+    "no_repeat_ngram": {
+        "type": _natural,
+        "help": "no n-gram of so many pieces comes twice in a translation; 0: all may",
+    },
+    "sample": {
+        "action": "store_true",
+        "default": None,
+        "help": "draw --nbest translations at random instead of searching",
+    },
+    "temperature": {"type": float, "help": "of the draws; below 1 nearer to greedy"},
+    "top_k": {"type": _natural, "help": "draw from the k most probable pieces; 0: all"},
+    "top_p": {"type": float, "help": "draw from the most probable of this share"},
+    "seed": {
+        "type": _natural,
+        "help": "of the draws; a sentence, a seed and a model give the same draw",
+    },
+    "mbr": {
+        "type": _natural,
+        "help": "draw so many and take the one that is most like all by chrF",
+    },
+    "batch_size": {"type": _positive, "help": "sentences decoded together"},
     "last": {"type": _positive, "default": 5, "help": "how many (default: 5)"},
     "devices": {"type": _positive, "default": 1, "help": "for the memory a device"},
     "json": {
         "action": "store_true",
-        "help": "JSON: one object, for translate one a line (line, hypotheses with "
-        "text, score, tokens)",
+        "help": "JSON: one object; for translate one a line, with scores, pieces, "
+        "log-probabilities and attention of each hypothesis",
     },
 }
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
-from transformer_jax.config import Config, DecodeConfig, load
+from transformer_jax.config import Config, DecodeConfig, check_decode, load
 from transformer_jax.errors import ConfigError, DataError, UserError
 
 BLOCK = 4096  # lines translated before they are written
@@ -72,12 +72,30 @@ def _fail(message: str, code: int) -> int:
 
 def _decode_config(args: argparse.Namespace, config: Config) -> DecodeConfig:
     """Returns the run's decode settings with the flags that were given."""
-    given = {
-        name: getattr(args, name)
-        for name in ("beam_size", "alpha", "batch_size")
-        if getattr(args, name) is not None
-    }
-    return dataclasses.replace(config.decode, **given)
+    names = [field.name for field in dataclasses.fields(DecodeConfig)]
+    flags = {name: getattr(args, name) for name in names}
+    given = {name: value for name, value in flags.items() if value is not None}
+    decode = dataclasses.replace(config.decode, **given)
+    faults = "; ".join(check_decode(decode))
+    draws = decode.sample or decode.mbr
+    if draws and "beam_size" in given:
+        faults = faults or "--beam_size is for a search, not for --sample or --mbr"
+    most = decode.mbr if draws else decode.beam_size
+    if most and getattr(args, "nbest", 1) > most:
+        flag = "--mbr" if draws else "--beam_size"
+        faults = faults or (
+            f"--nbest={args.nbest} is more than {flag[2:]} {most}; give "
+            f"{flag}={args.nbest} or more"
+        )
+    if faults:
+        for name in given:
+            faults = faults.replace(f"config.decode.{name} ", f"--{name} ")
+        raise ConfigError(faults)
+    return decode
+
+
+def _workdirs(args: argparse.Namespace) -> list[pathlib.Path]:
+    return [pathlib.Path(name) for name in str(args.workdir).split(",")]
 
 
 # --- Text in and out ------------------------------------------------------------
@@ -161,7 +179,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
     from transformer_jax.evaluate import evaluate, write_report
 
-    translator, config, loaded = load_translator(args.workdir, args.checkpoint, _report)
+    workdirs = _workdirs(args)
+    translator, config, loaded = load_translator(workdirs, args.checkpoint, _report)
+    checkpoint = "+".join(each.name for each in loaded)
     if args.source:
         name = pathlib.Path(args.source).name
         sources, references = _read(args.source), _read_sets(args.reference)
@@ -169,7 +189,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         from transformer_jax.data.prepare import open_split
 
         name = args.split
-        sources, target = open_split(args.workdir, args.split).text()
+        sources, target = open_split(workdirs[0], args.split).text()
         references = [target]
     decode = _decode_config(args, config)
     score, hypotheses = evaluate(translator, sources, references, decode, _warn)
@@ -177,14 +197,15 @@ def _evaluate(args: argparse.Namespace) -> None:
         "set": name,
         "direction": f"{config.data.source_lang}-{config.data.target_lang}",
         **dataclasses.asdict(score),
-        "checkpoint": loaded.name,
-        "checkpoint_steps": loaded.steps,
+        "workdirs": [str(workdir) for workdir in workdirs],
+        "checkpoint": checkpoint,
+        "checkpoint_steps": [step for each in loaded for step in each.steps],
         "decode": dataclasses.asdict(decode),
         "command": args.command,
         "version": __version__,
     }
     path = write_report(
-        args.workdir / "evaluate", f"{name}-{loaded.name}", report, hypotheses
+        workdirs[0] / "evaluate", f"{name}-{checkpoint}", report, hypotheses
     )
     _report(f"written to {path}")
     _print_score(report, args.json)
@@ -208,47 +229,71 @@ def _print_score(report: dict[str, Any], as_json: bool) -> None:
 def _translate(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
 
-    lines = _input_lines(args.input)
-    translator, config, _ = load_translator(args.workdir, args.checkpoint, _report)
+    lines, prefixes = _input_lines(args.input), None
+    if args.prefix:
+        lines, prefixes = list(lines), _read(args.prefix)
+        _check_counts(args.input, len(lines), args.prefix, len(prefixes))
+    translator, config, _ = load_translator(_workdirs(args), args.checkpoint, _report)
     decode = _decode_config(args, config)
-    if args.nbest > decode.beam_size:
-        raise ConfigError(
-            f"--nbest={args.nbest} is more than the beam size {decode.beam_size}; give "
-            f"--beam_size={args.nbest} or more"
-        )
-    first = 1
+    lines, first = iter(lines), 1
     with _output(args.output) as output:
         while block := list(itertools.islice(lines, BLOCK)):
-            found = translator.translate(block, decode, args.nbest, _warn, first)
+            if first == 1:  # a short input needs no more rows than it has lines
+                rows = min(decode.batch_size, 1 << (len(block) - 1).bit_length())
+                decode = dataclasses.replace(decode, batch_size=rows)
+            found = translator.translate(
+                block,
+                decode,
+                args.nbest,
+                _warn,
+                first,
+                prefixes and prefixes[first - 1 : first - 1 + len(block)],
+                args.json,
+            )
             for number, hypotheses in enumerate(found, first):
                 output.writelines(_format(number, hypotheses, args))
             first += len(block)
+    _report(f"compiled {translator.compilations} programs, one for each length bucket")
 
 
 def _format(number: int, hypotheses: Sequence[Any], args: Any) -> Iterable[str]:
     """Returns the output lines of one input line."""
     if args.json:
-        shown = [
-            {"text": h.text, "score": h.score, "tokens": h.tokens} for h in hypotheses
-        ]
-        row = {"line": number, "hypotheses": shown}
+        row = {"line": number, "hypotheses": [_as_json(h) for h in hypotheses]}
         return [json.dumps(row, ensure_ascii=False) + "\n"]
+    shown = [" ".join(h.tokens) if args.pieces else h.text for h in hypotheses]
+    scores = [f"{h.score:.6f}" for h in hypotheses]
     if args.nbest == 1:
-        return [hypotheses[0].text + "\n"]
-    return [f"{number}\t{h.score:.6f}\t{h.text}\n" for h in hypotheses]
+        return [f"{scores[0]}\t{shown[0]}\n" if args.scores else f"{shown[0]}\n"]
+    return [
+        f"{number}\t{score}\t{text}\n"
+        for score, text in zip(scores, shown, strict=True)
+    ]
+
+
+def _as_json(hypothesis: Any) -> dict[str, Any]:
+    values = {k: v for k, v in vars(hypothesis).items() if v is not None}
+    values["token_log_probs"] = [round(x, 6) for x in hypothesis.token_log_probs]
+    rows = values.pop("attention", [])
+    return values | {"attention": [[round(x, 6) for x in row] for row in rows]}
+
+
+def _check_counts(one: str, count: int, other: str, other_count: int) -> None:
+    if count != other_count:
+        raise DataError(
+            f"{one} has {count} lines, {other} {other_count}; line N of one must "
+            "belong to line N of the other"
+        )
 
 
 def _score(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
 
     sources, targets = _read(args.source), _read(args.target)
-    if len(sources) != len(targets):
-        raise DataError(
-            f"{args.source} has {len(sources)} lines, {args.target} {len(targets)}; "
-            "line N of one must belong to line N of the other"
-        )
-    translator, config, _ = load_translator(args.workdir, args.checkpoint, _report)
-    for value in translator.score(sources, targets, config.decode.batch_size):
+    _check_counts(args.source, len(sources), args.target, len(targets))
+    translator, config, _ = load_translator(_workdirs(args), args.checkpoint, _report)
+    rows = config.decode.batch_size
+    for value in translator.score(sources, targets, rows, args.pieces):
         print(f"{value:.6f}")
 
 

@@ -136,11 +136,22 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeConfig:
-    """Beam search (section 6.1)."""
+    """How translations are searched for (section 6.1), or drawn at random."""
 
     beam_size: int = 4  # 1 is greedy
-    alpha: float = 0.6  # length penalty ((5 + n) / 6)^alpha
+    alpha: float = 0.6  # exponent of the length penalty; 0 ranks by log-probability
+    penalty: str = "gnmt"  # ((5 + n) / 6)^alpha, or length: n^alpha
+    coverage: float = 0.0  # weight of GNMT's coverage penalty
     max_extra_length: int = 50  # output is at most source pieces + this, EOS included
+    max_length: int = 0  # and at most so many pieces, EOS included; 0: no other limit
+    min_length: int = 0  # and at least so many before EOS
+    no_repeat_ngram: int = 0  # no n-gram of this size comes twice; 0: all may
+    sample: bool = False  # draw at random instead of searching
+    temperature: float = 1.0  # of the draws: below 1 nearer to greedy
+    top_k: int = 0  # draw from the k most probable pieces only; 0: from all
+    top_p: float = 1.0  # draw from the most probable with this share only; 1: from all
+    seed: int = 0  # of the draws
+    mbr: int = 0  # draw so many, take the one most like all others by chrF
     batch_size: int = 64  # sentences decoded together, over all devices
 
 
@@ -303,14 +314,37 @@ def check(config: Config) -> list[str]:
         f"config.batch.tokens = {config.batch.tokens}",
     )
     need(
-        1 <= decode.beam_size <= config.tokenizer.vocab_size,
-        f"config.decode.beam_size is {decode.beam_size}; it must be between 1 and the "
-        f"vocabulary size {config.tokenizer.vocab_size}",
+        decode.beam_size <= config.tokenizer.vocab_size,
+        f"config.decode.beam_size is {decode.beam_size}, more than the vocabulary size "
+        f"{config.tokenizer.vocab_size}",
     )
-    need(
-        decode.batch_size >= 1 and decode.max_extra_length >= 0,
-        "config.decode.batch_size must be at least 1, and max_extra_length at least 0",
-    )
+    return faults + check_decode(decode)
+
+
+def check_decode(decode: DecodeConfig) -> list[str]:
+    """Returns every fault of the decode settings."""
+    faults: list[str] = []
+    for key, value in dataclasses.asdict(decode).items():
+        least = 1 if key in ("beam_size", "batch_size") else 0
+        if type(value) is int and value < least:
+            faults.append(f"config.decode.{key} is {value}; it must be {least} or more")
+
+    def need(condition: bool, key: str, limits: str) -> None:
+        if not condition:
+            value = getattr(decode, key)
+            faults.append(f"config.decode.{key} is {value!r}; {limits}")
+
+    need(decode.penalty in ("gnmt", "length"), "penalty", "there are: gnmt, length")
+    need(decode.coverage >= 0, "coverage", "it must be 0 or more")
+    need(decode.temperature > 0, "temperature", "it must be above 0; beam 1 is greedy")
+    need(0 < decode.top_p <= 1, "top_p", "it must be above 0 and at most 1")
+    if not (decode.sample or decode.mbr):
+        for key, default in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
+            need(
+                getattr(decode, key) == default,
+                key,
+                "it is for draws; set sample or mbr, too",
+            )
     return faults
 
 

@@ -24,7 +24,7 @@ def lines() -> list[str]:
 
 @pytest.fixture(scope="module")
 def translator(trained) -> Translator:
-    return translators.load_translator(trained, "last", print)[0]
+    return translators.load_translator([trained], "last", print)[0]
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,12 @@ def test_order(translator, lines, expected):
 def test_device_count(trained, monkeypatch, lines, expected, count):
     chosen = jax.devices()[:count]
     monkeypatch.setattr(parallel, "devices", lambda: chosen)
-    translator = translators.load_translator(trained, "last", print)[0]
+    translator = translators.load_translator([trained], "last", print)[0]
     same(translator.translate(lines, DECODE, nbest=2), expected)
     targets = [h[0].text for h in expected]
     scores = translator.score(lines, targets, 16)
     monkeypatch.undo()
-    whole = translators.load_translator(trained, "last", print)[0]
+    whole = translators.load_translator([trained], "last", print)[0]
     assert scores == pytest.approx(whole.score(lines, targets, 7), abs=1e-5)
 
 

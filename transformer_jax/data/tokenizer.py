@@ -90,6 +90,24 @@ class Tokenizer:
         """Returns the piece of each id."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
+    def ids(self, lines: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of lines that hold pieces with blanks between.
+
+        Raises:
+            DataError: a piece is none of the vocabulary's, or a special one.
+        """
+        found = []
+        for number, line in enumerate(lines, 1):
+            pieces = line.split(" ") if line else []
+            found.append([self._processor.piece_to_id(piece) for piece in pieces])
+            for piece, piece_id in zip(pieces, found[-1], strict=True):
+                if piece_id in SPECIAL_IDS:
+                    raise DataError(
+                        f"line {number}: {piece!r} is no piece of the vocabulary; give "
+                        "pieces with one blank between, as translate --pieces writes"
+                    )
+        return found
+
 
 def sample_lines(lines: Iterable[str], count: int, seed: int) -> list[str]:
     """Draws at most `count` lines uniformly, in one pass (reservoir sampling).

@@ -1,37 +1,35 @@
-"""A trained model as a function from strings to strings, and to log-probabilities.
+"""Trained models as a function from strings to strings, and to log-probabilities.
 
-Sentences are sorted by length, padded to a few bucket lengths, searched in batches
-that are split over the devices, and handed back in the order they came. What is
-found for a sentence does not depend on what else is translated.
+Sentences are sorted by length, padded to a few bucket lengths, decoded in batches that
+are split over the devices, and handed back in the order they came. What is found for a
+sentence does not depend on what else is translated. Several models with one vocabulary
+are an ensemble: the mean of their probabilities counts.
 """
 
 import dataclasses
 import functools
 import pathlib
 import unicodedata
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Loaded, load_params
 from transformer_jax.config import Config, DecodeConfig, ModelConfig, read_workdir
 from transformer_jax.data import batching
-from transformer_jax.data.tokenizer import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    Tokenizer,
-)
-from transformer_jax.decode.beam_search import IMPOSSIBLE, Hypotheses, beam_search
+from transformer_jax.data.tokenizer import EOS_ID, Tokenizer
+from transformer_jax.decode.choice import IMPOSSIBLE
+from transformer_jax.decode.mbr import expected_utilities
+from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
+from transformer_jax.decode.search import Hypotheses
 from transformer_jax.errors import DataError
-from transformer_jax.model.transformer import Cache, Transformer
+from transformer_jax.model.transformer import Transformer
 
 Warn = Callable[[str], None]
+Ids = Sequence[int]
 
 # Padded lengths: about a third apart, so that few shapes waste little.
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -42,9 +40,16 @@ class Hypothesis:
     """One translation."""
 
     text: str
-    score: float  # log_prob / ((5 + n) / 6)^alpha, n = number of pieces and EOS
+    score: float  # log_prob / length penalty, and the coverage penalty if there is one
     log_prob: float  # natural logarithm, sum over the pieces and EOS
     tokens: list[str]  # its pieces, without EOS
+    token_log_probs: list[float]  # of each piece and, if finished, of EOS
+    finished: bool  # ended by EOS, not by the limit
+    attention: list[list[float]] | None  # a row for each of token_log_probs, see there
+    utility: float | None = None  # mean chrF against all samples, for mbr
+
+
+_EMPTY = Hypothesis("", 0.0, 0.0, [], [], True, None)
 
 
 def bucket(length: int, most: int) -> int:
@@ -61,24 +66,37 @@ def is_blank(line: str) -> bool:
 
 
 class Translator:
-    """Translates and scores text with one set of parameters."""
+    """Translates and scores text with one set of parameters, or with an ensemble."""
 
     def __init__(
-        self, config: ModelConfig, tokenizer: Tokenizer, replicated_params: Any
+        self,
+        configs: Sequence[ModelConfig],
+        tokenizer: Tokenizer,
+        replicated_params: Sequence[Any],
     ) -> None:
-        """Takes a model's parts; nothing is compiled yet.
+        """Takes the parts of one or more models; nothing is compiled yet.
 
         Args:
-            config: of the model.
-            tokenizer: its vocabulary.
-            replicated_params: parameters with a leading axis of devices, as
+            configs: of each model.
+            tokenizer: the vocabulary of all of them.
+            replicated_params: of each model, with a leading axis of devices, as
                 `parallel.replicate` gives them.
         """
-        self.config = config
         self.tokenizer = tokenizer
-        self.params = replicated_params
-        self.model = Transformer(config, tokenizer.vocab_size)
-        self._compiled_search = functools.cache(self._make_search)
+        self.params = tuple(replicated_params)
+        self.models = [Transformer(c, tokenizer.vocab_size) for c in configs]
+        self.max_length = min(config.max_length for config in configs)
+        self._learned = any(config.positions == "learned" for config in configs)
+        self._search = functools.cache(self._compile_search)
+        self._score = parallel.over_devices(make_score(self.models))
+        self._programs: set[Any] = set()
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far: with the same settings one a bucket at the most."""
+        return len(self._programs)
+
+    # --- Translation ------------------------------------------------------------
 
     def translate(
         self,
@@ -87,123 +105,178 @@ class Translator:
         nbest: int = 1,
         warn: Warn = lambda message: None,
         first_line: int = 1,
+        prefixes: Sequence[str] | None = None,
+        attention: bool = False,
     ) -> list[list[Hypothesis]]:
         """Translates each line.
 
         Args:
             lines: source sentences.
             decode: search settings.
-            nbest: hypotheses a line, at most the beam size.
-            warn: is told about lines that are too long.
-            first_line: number of `lines[0]`, for warnings.
+            nbest: hypotheses a line: at most the beam size, or `decode.mbr`.
+            warn: is told about lines that are too long, or have fewer hypotheses.
+            first_line: number of `lines[0]`, for messages.
+            prefixes: what the translation of each line must begin with; "" for any.
+            attention: whether hypotheses get their attention to the source: means over
+                the heads of the last layer's cross-attention, columns being the source
+                pieces and EOS.
 
         Returns:
-            For each line its hypotheses, best first; one empty one for a blank line.
+            For each line its hypotheses, best first, samples in the order they were
+            drawn; one empty one for a blank line.
+
+        Raises:
+            DataError: a prefix is longer than the output may be.
         """
-        results: list[list[Hypothesis]] = [[_EMPTY] for _ in lines]
-        sources = {}
+        sources, forced = {}, {}
         for i, ids in enumerate(self.tokenizer.encode(lines)):
             if ids and not is_blank(lines[i]):
                 sources[i] = self._cut(ids, first_line + i, warn)
-        order = sorted(sources, key=lambda i: -len(sources[i]))
+        for i, ids in enumerate(self.tokenizer.encode(prefixes or [""] * len(lines))):
+            forced[i] = self._check_prefix(ids, first_line + i)
+
+        def room(i: int) -> int:
+            return max(len(sources[i]), len(forced[i])) + 1
+
+        results: list[list[Hypothesis]] = [[_EMPTY] for _ in lines]
+        count = decode.mbr or nbest
+        order = sorted(sources, key=lambda i: (-room(i), i))
         for chunk in _chunks(order, decode.batch_size):
-            found = self._search([sources[i] for i in chunk], decode, nbest)
+            length = bucket(room(chunk[0]), self.max_length)
+            limits = [
+                self._limit(sources[i], forced[i], decode, first_line + i)
+                for i in chunk
+            ]
+            batch = self._batch(
+                [sources[i] for i in chunk],
+                [forced[i] for i in chunk] if prefixes is not None else None,
+                limits,
+                length,
+                decode,
+            )
+            program = self._search(
+                # What does not change the program must not compile it anew.
+                dataclasses.replace(
+                    decode, sample=decode.sample or decode.mbr > 0, mbr=0, seed=0
+                ),
+                self._most(length - 1, decode),
+                count,
+                attention,
+            )
+            found = parallel.join_rows(self._run(program, batch), len(chunk))
             for row, i in enumerate(chunk):
-                results[i] = self._read(found, row, nbest)
+                hypotheses = self._read(found, row, count, len(sources[i]) + 1)
+                if decode.mbr:
+                    hypotheses = _by_utility(hypotheses)[:nbest]
+                if len(hypotheses) < nbest:
+                    warn(
+                        f"line {first_line + i} has only {len(hypotheses)} different "
+                        f"hypotheses, not {nbest}"
+                    )
+                results[i] = hypotheses or [_EMPTY]
         return results
 
     def _cut(self, ids: list[int], line: int, warn: Warn) -> list[int]:
-        most = self.config.max_length - 1  # EOS needs a place, too
+        most = self.max_length - 1  # EOS needs a place, too
         if len(ids) > most:
             warn(
                 f"line {line} has {len(ids)} pieces; only its first {most} are "
-                f"translated (config.model.max_length = {self.config.max_length})"
+                f"translated (config.model.max_length = {self.max_length})"
             )
         return ids[:most]
 
-    def _search(
-        self, sources: list[list[int]], decode: DecodeConfig, nbest: int
-    ) -> Hypotheses:
-        """Searches one batch; returns NumPy arrays of its rows."""
-        longest = max(map(len, sources)) + 1
-        length = bucket(longest, self.config.max_length)
-        rows = _row_bucket(len(sources), decode.batch_size)
-        target = self._target_length(length - 1 + decode.max_extra_length)
-        source = [np.append(ids, EOS_ID) for ids in sources]
-        limits = np.ones(rows, np.int32)
-        limits[: len(source)] = [
-            self._target_length(len(ids) + decode.max_extra_length) for ids in sources
-        ]
-        lengths = np.zeros(rows, np.int32)
-        lengths[: len(source)] = [len(ids) for ids in source]
-        search = self._compiled_search(decode.beam_size, decode.alpha, target, nbest)
-        batch = (batching.pad(source, rows, length), lengths, limits)
-        # Rows added to fill the devices have limit 0: done after their first step.
-        found = search(self.params, *parallel.split_rows(batch))
-        return parallel.join_rows(found, len(sources))
-
-    def _target_length(self, wanted: int) -> int:
-        """Returns the longest output: `wanted`, or as many as there are positions."""
-        if self.config.positions == "learned":
-            wanted = min(wanted, self.config.max_length)
-        return max(1, wanted)
-
-    def _make_search(
-        self, beam_size: int, alpha: float, length: int, nbest: int
-    ) -> Any:
-        model = self.model
-
-        def search(params: Any, source: Any, lengths: Any, limits: Any) -> Hypotheses:
-            variables = {"params": params}
-
-            def call(method: str, *args: Any) -> Any:
-                return model.apply(variables, *args, method=method)
-
-            memory = call("encode", source, lengths)
-            cache: Cache = call("init_cache", memory, beam_size, length)
-
-            def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-                past, index = state
-                new: Cache
-                logits, new = call(
-                    "decode_step", tokens, cache.replace(past=past, index=index)
-                )
-                return logits, (new.past, new.index)
-
-            return beam_search(
-                step,
-                (cache.past, cache.index),
-                limits,
-                beam_size=beam_size,
-                max_length=length,
-                alpha=alpha,
-                bos_id=BOS_ID,
-                eos_id=EOS_ID,
-                banned_ids=(PAD_ID, UNK_ID, BOS_ID),
-                nbest=nbest,
+    def _check_prefix(self, ids: list[int], line: int) -> list[int]:
+        if len(ids) >= self.max_length:
+            raise DataError(
+                f"prefix of line {line} has {len(ids)} pieces, more than the model's "
+                f"{self.max_length - 1} (config.model.max_length); shorten it"
             )
+        return ids
 
-        return parallel.over_devices(search)
+    def _limit(self, source: Ids, prefix: Ids, decode: DecodeConfig, line: int) -> int:
+        """Returns the most pieces of an output, EOS included."""
+        limit = self._most(max(len(source), len(prefix)), decode)
+        if 0 < limit <= len(prefix):
+            raise DataError(
+                f"prefix of line {line} has {len(prefix)} pieces, and the output no "
+                f"more than {limit}; raise config.decode.max_length"
+            )
+        return limit
 
-    def _read(self, found: Hypotheses, row: int, nbest: int) -> list[Hypothesis]:
+    def _most(self, pieces: int, decode: DecodeConfig) -> int:
+        most = pieces + decode.max_extra_length
+        if decode.max_length:
+            most = min(most, decode.max_length)
+        if self._learned:  # there are no more positions
+            most = min(most, self.max_length)
+        return max(1, most)
+
+    def _batch(
+        self,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids] | None,
+        limits: Sequence[int],
+        length: int,
+        decode: DecodeConfig,
+    ) -> DecodeBatch:
+        """Makes a batch of `decode.batch_size` rows; those left over have limit 1."""
+        rows = decode.batch_size
+        source = [np.append(ids, EOS_ID).astype(np.int32) for ids in sources]
+        # A sentence draws the same whatever it stands beside.
+        seeds = [zlib.crc32(ids.tobytes(), decode.seed & 0xFFFFFFFF) for ids in source]
+        prefix = [np.asarray(ids, np.int32) for ids in prefixes or ()]
+        return DecodeBatch(
+            source=batching.pad(source, rows, length),
+            source_length=_fill([len(ids) for ids in source], rows),
+            limits=np.maximum(_fill(limits, rows), 1),
+            seeds=_fill(seeds, rows, np.uint32),
+            prefix=batching.pad(prefix, rows, 0 if prefixes is None else length),
+            prefix_length=_fill([len(ids) for ids in prefix], rows),
+        )
+
+    def _compile_search(self, *settings: Any) -> Any:
+        return parallel.over_devices(make_search(self.models, *settings))
+
+    def _run(self, program: Any, batch: Any) -> Any:
+        """Runs a program on a batch that is split over the devices."""
+        self._programs.add((program, tuple(array.shape for array in batch)))
+        return program(self.params, parallel.split_rows(batch))
+
+    def _read(
+        self, found: Hypotheses, row: int, count: int, source_length: int
+    ) -> list[Hypothesis]:
         hypotheses = []
-        for beam in range(nbest):
+        for beam in range(count):
             if found.score[row, beam] <= IMPOSSIBLE:
-                break
-            generated = found.tokens[row, beam, : found.length[row, beam]]
-            ids = [int(i) for i in generated if i != EOS_ID]
+                continue
+            length = found.length[row, beam]
+            ids = found.tokens[row, beam, :length].tolist()
+            finished = ids[-1] == EOS_ID
+            pieces = ids[:-1] if finished else ids
+            attention = None
+            if found.attention is not None:
+                attention = found.attention[row, beam, :length, :source_length].tolist()
             hypotheses.append(
                 Hypothesis(
-                    text=self.tokenizer.decode(ids),
+                    text=self.tokenizer.decode(pieces),
                     score=float(found.score[row, beam]),
                     log_prob=float(found.log_prob[row, beam]),
-                    tokens=self.tokenizer.pieces(ids),
+                    tokens=self.tokenizer.pieces(pieces),
+                    token_log_probs=found.token_log_probs[row, beam, :length].tolist(),
+                    finished=finished,
+                    attention=attention,
                 )
             )
         return hypotheses
 
+    # --- Scoring ----------------------------------------------------------------
+
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], batch_size: int
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        batch_size: int,
+        pieces: bool = False,
     ) -> list[float]:
         """Returns log P(target | source) of each pair, EOS included, teacher-forced.
 
@@ -211,13 +284,14 @@ class Translator:
             sources: source sentences.
             targets: as many target sentences.
             batch_size: pairs a batch, over all devices.
+            pieces: whether targets hold pieces with blanks between, not text.
 
         Raises:
             DataError: a sentence is longer than the model takes.
         """
-        pairs = [self.tokenizer.encode(side) for side in (sources, targets)]
-        pairs = list(zip(*pairs, strict=True))
-        most = self.config.max_length - 1
+        tokenizer, most = self.tokenizer, self.max_length - 1
+        target_ids = tokenizer.ids(targets) if pieces else tokenizer.encode(targets)
+        pairs = list(zip(tokenizer.encode(sources), target_ids, strict=True))
         for i, pair in enumerate(pairs):
             if max(map(len, pair)) > most:
                 raise DataError(
@@ -225,66 +299,65 @@ class Translator:
                     f"than the model's {most} (config.model.max_length); leave it out"
                 )
         results = np.zeros(len(pairs), np.float64)
-        order = sorted(
-            range(len(pairs)), key=lambda i: [len(s) for s in pairs[i]][::-1]
-        )
+        order = sorted(range(len(pairs)), key=lambda i: (-max(map(len, pairs[i])), i))
         for chunk in _chunks(order, batch_size):
             sides = zip(*(pairs[i] for i in chunk), strict=True)
             source, target = [[np.asarray(s, np.int32) for s in side] for side in sides]
-            shape = batching.Shape(
-                _row_bucket(len(chunk), batch_size),
-                bucket(max(map(len, source)) + 1, most + 1),
-                bucket(max(map(len, target)) + 1, most + 1),
-            )
-            batch = parallel.split_rows(batching.make_batch(source, target, shape))
-            found = self._compiled_score(self.params, batch)
+            length = bucket(max(map(len, pairs[chunk[0]])) + 1, most + 1)
+            shape = batching.Shape(batch_size, length, length)
+            batch = batching.make_batch(source, target, shape)
+            found = self._run(self._score, batch)
             results[chunk] = parallel.join_rows(found, len(chunk))
         return results.tolist()
 
-    @functools.cached_property
-    def _compiled_score(self) -> Any:
-        def score(params: Any, batch: batching.Batch) -> jax.Array:
-            inputs = batch.source, batch.source_length, batch.target_in
-            logits: Any = self.model.apply({"params": params}, *inputs)
-            log_probs = jax.nn.log_softmax(logits)
-            chosen = jnp.take_along_axis(log_probs, batch.target_out[..., None], -1)
-            length = batch.target_out.shape[1]
-            real = jnp.arange(length) < batch.target_length[:, None]
-            return jnp.where(real, chosen[..., 0], 0).sum(axis=-1)
-
-        return parallel.over_devices(score)
-
 
 def load_translator(
-    workdir: pathlib.Path, which: str, report: Warn
-) -> tuple[Translator, Config, Loaded]:
-    """Opens a run for decoding; its folder is all that is needed.
+    workdirs: Sequence[pathlib.Path], which: str, report: Warn
+) -> tuple[Translator, Config, list[Loaded]]:
+    """Opens a run, or several as an ensemble, for decoding.
 
     Args:
-        workdir: the run's folder.
+        workdirs: folders of the runs; each is all that is needed.
         which: `best`, `last`, `average` or a step.
         report: is warned of damaged checkpoints.
 
     Returns:
-        The translator, the run's config, and which checkpoint it is.
+        The translator, the first run's config, and which checkpoints they are.
 
     Raises:
-        UserError: the run, its tokenizer or the checkpoint is missing or damaged.
+        UserError: a run, its tokenizer or the checkpoint is missing or damaged, or the
+            vocabularies differ.
     """
     parallel.cache_compilations()
-    config = read_workdir(workdir)
-    tokenizer = Tokenizer.load(workdir / "tokenizer.model")
-    loaded = load_params(workdir, which, report)
-    params = parallel.replicate(loaded.params)
-    return Translator(config.model, tokenizer, params), config, loaded
+    configs = [read_workdir(workdir) for workdir in workdirs]
+    tokenizers = [Tokenizer.load(workdir / "tokenizer.model") for workdir in workdirs]
+    for workdir, tokenizer in zip(workdirs, tokenizers, strict=True):
+        if tokenizer.fingerprint != tokenizers[0].fingerprint:
+            raise DataError(
+                f"{workdir} has another vocabulary than {workdirs[0]}; an ensemble "
+                "needs runs with one tokenizer.model"
+            )
+    loaded = [load_params(workdir, which, report) for workdir in workdirs]
+    params = [parallel.replicate(each.params) for each in loaded]
+    models = [config.model for config in configs]
+    return Translator(models, tokenizers[0], params), configs[0], loaded
 
 
-_EMPTY = Hypothesis(text="", score=0.0, log_prob=0.0, tokens=[])
+def _by_utility(samples: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Returns the different ones of `samples`, of highest expected utility first."""
+    first = {sample.text: sample for sample in reversed(samples)}
+    utilities = expected_utilities([sample.text for sample in samples])
+    return [
+        dataclasses.replace(first[text], utility=value)
+        for text, value in utilities.items()
+    ]
 
 
-def _row_bucket(rows: int, most: int) -> int:
-    """Returns the padded number of rows: a power of two, or `most`."""
-    return min(most, 1 << (rows - 1).bit_length())
+def _fill(values: Sequence[int], rows: int, dtype: Any = np.int32) -> np.ndarray:
+    """Returns `values` as an array of `rows`, with zeros behind them."""
+    array = np.zeros(rows, dtype)
+    array[: len(values)] = values
+    return array
 
 
 def _chunks(items: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -128,7 +128,7 @@ class Trainer:
             for batch in batches
         ]
         translator = self._translator
-        translator.params = state.params
+        translator.params = (state.params,)
         source, target = corpus.text()
         score, _ = evaluate(translator, source, [target], self.config.decode)
         values = loss_metrics(sums)
@@ -140,7 +140,7 @@ class Trainer:
 
     @functools.cached_property
     def _translator(self) -> Translator:
-        return Translator(self.config.model, self.data.tokenizer, None)
+        return Translator([self.config.model], self.data.tokenizer, [])
 
 
 def _empty_batch(shape: Shape) -> Batch:

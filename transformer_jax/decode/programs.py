@@ -1,0 +1,164 @@
+"""What runs on a device in decoding: the search over models, and forced scoring.
+
+Pure functions of parameters and a batch. Several models with one vocabulary are an
+ensemble: the mean of their probabilities counts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.data.batching import Batch
+from transformer_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from transformer_jax.decode.choice import Prefix
+from transformer_jax.decode.search import Hypotheses, StepFn, search, width
+from transformer_jax.model.masks import padding_mask
+from transformer_jax.model.transformer import Transformer
+
+Params = Sequence[Any]  # of each model
+
+
+class DecodeBatch(NamedTuple):
+    """R sources to be decoded. Those that only fill the batch have limit 1 or less."""
+
+    source: Any  # [R, S] int32, EOS last
+    source_length: Any  # [R] int32, EOS included
+    limits: Any  # [R] int32, most tokens of the output, EOS included
+    seeds: Any  # [R] uint32, for draws
+    prefix: Any  # [R, P] int32; with P = 0 nothing is forced
+    prefix_length: Any  # [R] int32
+
+
+def make_search(
+    models: Sequence[Transformer],
+    options: DecodeConfig,
+    max_length: int,
+    nbest: int,
+    with_attention: bool,
+) -> Callable[[Params, DecodeBatch], Hypotheses]:
+    """Returns the search as a function of parameters and a batch.
+
+    Args:
+        models: one, or an ensemble.
+        options: of the search.
+        max_length: length of the output arrays.
+        nbest: hypotheses that will be read.
+        with_attention: whether hypotheses get their attention to the source: means over
+            the heads of the last layer's cross-attention, and over the models.
+    """
+    attends = with_attention or options.coverage > 0
+
+    def run(params: Params, batch: DecodeBatch) -> Hypotheses:
+        beams = width(options, nbest)
+        step, state = make_step(models, params, batch, beams, max_length, attends)
+        forced = batch.prefix.shape[1] > 0
+        found = search(
+            step,
+            state,
+            batch.limits,
+            options,
+            max_length=max_length,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            banned_ids=(PAD_ID, UNK_ID, BOS_ID),
+            nbest=nbest,
+            prefix=Prefix(batch.prefix, batch.prefix_length) if forced else None,
+            keys=jax.vmap(jax.random.key)(batch.seeds),
+            attention=(lambda state: state[1]) if attends else None,
+            source_mask=padding_mask(batch.source_length, batch.source.shape[1])[:, 0],
+        )
+        return found if with_attention else found.replace(attention=None)
+
+    return run
+
+
+def make_step(
+    models: Sequence[Transformer],
+    params: Params,
+    batch: DecodeBatch,
+    beams: int,
+    max_length: int,
+    attends: bool,
+) -> tuple[StepFn, Any]:
+    """Encodes the sources; returns the step function and the state before it.
+
+    The state is the growing part of each model's cache and, if `attends`, how the last
+    step attended to the source, `[R * beams, S]`.
+    """
+    caches = []
+    for model, weights in zip(models, params, strict=True):
+        variables = {"params": weights}
+        memory = model.apply(
+            variables, batch.source, batch.source_length, method="encode"
+        )
+        caches.append(
+            model.apply(variables, memory, beams, max_length, method="init_cache")
+        )
+
+    def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        logits, pasts, attention = [], [], []
+        for model, weights, cache, past in zip(
+            models, params, caches, state[0], strict=True
+        ):
+            (output, new), sown = model.apply(
+                {"params": weights},
+                tokens,
+                cache.replace(past=past[0], index=past[1]),
+                method="decode_step",
+                mutable=["intermediates"] if attends else [],
+            )
+            logits.append(output)
+            pasts.append((new.past, new.index))
+            if attends:
+                attention.append(source_attention(model.config, sown["intermediates"]))
+        attended = sum(attention) / len(models) if attends else None
+        return mean_probability(logits), (tuple(pasts), attended)
+
+    pasts = tuple((cache.past, cache.index) for cache in caches)
+    rows, positions = batch.source.shape[0] * beams, batch.source.shape[1]
+    attended = jnp.zeros((rows, positions), jnp.float32) if attends else None
+    return step, (pasts, attended)
+
+
+def make_score(models: Sequence[Transformer]) -> Callable[[Params, Batch], jax.Array]:
+    """Returns log P(target | source) `[R] float32` as a function of a batch of pairs.
+
+    EOS is included; the pass is teacher-forced.
+    """
+
+    def score(params: Params, batch: Batch) -> jax.Array:
+        inputs = batch.source, batch.source_length, batch.target_in
+        logits: Any = [
+            model.apply({"params": weights}, *inputs)
+            for model, weights in zip(models, params, strict=True)
+        ]
+        log_probs = jax.nn.log_softmax(mean_probability(logits))
+        targets = jnp.asarray(batch.target_out)
+        chosen = jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
+        real = jnp.arange(targets.shape[1]) < batch.target_length[:, None]
+        return jnp.where(real, chosen, 0).sum(axis=-1)
+
+    return score
+
+
+def source_attention(config: ModelConfig, sown: Any) -> jax.Array:
+    """Returns how a step attended to the source, `[R * beams, S] float32`.
+
+    Args:
+        config: of the model.
+        sown: the step's `intermediates`.
+    """
+    last = sown["decoder"][f"layer_{config.decoder_depth - 1}"]
+    (weights,) = last["cross_attention"]["weights"]  # [R, H, beams, S]
+    return weights.mean(axis=1).reshape(-1, weights.shape[-1])
+
+
+def mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
+    """Returns logits of the mean of the distributions that `logits` give."""
+    if len(logits) == 1:
+        return logits[0]
+    log_probs = jnp.stack([jax.nn.log_softmax(x) for x in logits])
+    return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))

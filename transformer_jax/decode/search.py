@@ -1,0 +1,331 @@
+"""Greedy search, beam search and sampling over any step function, in one loop.
+
+Knows no model and no tokenizer, only what a step does:
+
+    def step(tokens, state):      # tokens [B * W] int32, the last token of each beam
+        return logits, state      # logits [B * W, V], of the next token
+
+`state` is any tree of arrays. Arrays with axes have B * W rows first and follow their
+beam when beams are reordered; scalars are shared. What never changes, such as the
+encoder's output, is closed over by `step` and is not copied per beam.
+
+A hypothesis of n tokens, EOS included, scores log P / penalty(n), with the penalty
+((5 + n) / 6)^alpha of Wu et al. 2016 (equation 14) or n^alpha, plus coverage times
+sum_i log min(1, sum_j a_ij) if source positions i are to be attended to. The same
+formula holds for one that is cut at its limit without EOS; such a one is used only
+where no hypothesis finished. log P is always the model's own, whatever is banned,
+forced or left out of a draw.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decode.choice import IMPOSSIBLE, Prefix, allow, draw
+
+State = Any
+StepFn = Callable[[jax.Array, State], tuple[jax.Array, State]]
+
+
+class Hypotheses(flax.struct.PyTreeNode):
+    """Hypotheses of each source. B sources, W beams, L positions, S source positions.
+
+    What lies beyond a hypothesis's length is zero.
+    """
+
+    tokens: jax.Array  # [B, W, L] int32
+    length: jax.Array  # [B, W] int32, EOS included
+    log_prob: jax.Array  # [B, W] float32, sum over the tokens, EOS included
+    score: jax.Array  # [B, W] float32; IMPOSSIBLE or less where there is none
+    token_log_probs: jax.Array  # [B, W, L] float32, whose sum is log_prob
+    attention: jax.Array | None  # [B, W, L, S] float32, if it was asked for
+
+    def best(self, count: int) -> "Hypotheses":
+        """Returns the `count` of highest score, earlier ones first on ties."""
+        _, order = jax.lax.top_k(self.score, count)
+        return self.take(order)
+
+    def take(self, index: jax.Array) -> "Hypotheses":
+        """Returns the hypotheses at `index [B, K]` of each source."""
+        return jax.tree.map(lambda x: take_beams(x, index), self)
+
+
+def take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns `x[b, index[b]]` of each b: `[B, W, ...]`, `[B, K]` to `[B, K, ...]`."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
+
+
+# --- Scores ---------------------------------------------------------------------
+
+
+def length_penalty(length: jax.Array | int, options: DecodeConfig) -> jax.Array:
+    """Returns ((5 + length) / 6)^alpha, or length^alpha, float32."""
+    n = jnp.asarray(length, jnp.float32)
+    return (n if options.penalty == "length" else (5.0 + n) / 6.0) ** options.alpha
+
+
+def coverage_penalty(attention: jax.Array, source_mask: jax.Array) -> jax.Array:
+    """Returns sum_i log min(1, sum_j a_ij) over real source positions, at most 0.
+
+    Args:
+        attention: a, `[B, W, L, S] float32`, zero beyond a hypothesis's length.
+        source_mask: `[B, S] bool`, the positions that are to be covered.
+
+    Returns:
+        `[B, W] float32` (Wu et al. 2016, equation 14).
+    """
+    # Attention that underflows to 0 would give minus infinity.
+    covered = jnp.clip(attention.sum(axis=2), 1e-9, 1.0)
+    return jnp.where(source_mask[:, None], jnp.log(covered), 0.0).sum(axis=-1)
+
+
+def best_possible(
+    log_prob: jax.Array, length: jax.Array, limit: jax.Array, options: DecodeConfig
+) -> jax.Array:
+    """Returns the highest score that a live hypothesis can still end with.
+
+    It can lose log-probability only, and end at any length from `length + 1` to
+    `limit`. A log-probability is negative, so the largest penalty gives the best
+    score: the one at the limit if alpha is positive, at `length + 1` if negative.
+    Coverage never adds to a score.
+    """
+    largest = jnp.maximum(
+        length_penalty(length + 1, options), length_penalty(limit, options)
+    )
+    return log_prob / largest
+
+
+# --- The loop -------------------------------------------------------------------
+
+
+class _Search(flax.struct.PyTreeNode):
+    """State of the loop. `live` has no EOS yet; its scores are log-probabilities."""
+
+    length: jax.Array  # [] int32, tokens of each live hypothesis
+    live: Hypotheses
+    finished: Hypotheses
+    done: jax.Array  # [B] bool
+    state: State
+
+
+def width(options: DecodeConfig, nbest: int) -> int:
+    """Returns W, the beams or samples of each source that `search` works on."""
+    return nbest if options.sample else options.beam_size
+
+
+def search(
+    step: StepFn,
+    state: State,
+    limits: jax.Array,
+    options: DecodeConfig,
+    *,
+    max_length: int,
+    bos_id: int,
+    eos_id: int,
+    banned_ids: Sequence[int] = (),
+    nbest: int = 1,
+    prefix: Prefix | None = None,
+    keys: jax.Array | None = None,
+    attention: Callable[[State], jax.Array] | None = None,
+    source_mask: jax.Array | None = None,
+) -> Hypotheses:
+    """Searches for the hypotheses of highest score, or draws samples; jit it whole.
+
+    Beam search: a source is done when its `nbest` finished hypotheses cannot be beaten
+    any more by a live one. Ties go to the lower beam, then to the lower token id. With
+    one beam it is greedy: the most probable token at each step, until that is EOS.
+    Sampling: `nbest` independent draws of each source.
+
+    Args:
+        step: maps the last tokens and the state to logits and the next state.
+        state: of no tokens yet, with `B * width(options, nbest)` rows.
+        limits: `[B] int32`, most tokens of each source's output, EOS included; at least
+            1 and at most `max_length`.
+        options: beam size, penalties, constraints, sampling.
+        max_length: L, length of the arrays.
+        bos_id: what `step` is given first.
+        eos_id: the token that ends a hypothesis.
+        banned_ids: tokens that are never generated.
+        nbest: how many hypotheses will be read, at most the beam size.
+        prefix: what each source's hypotheses must begin with.
+        keys: `[B]` random keys, one of each source; for sampling only.
+        attention: reads off a state how the last step attended, `[B * W, S]`, rows
+            summing to 1; needed for coverage, else for `Hypotheses.attention` only.
+        source_mask: `[B, S] bool`, real source positions; needed for coverage.
+
+    Returns:
+        Beam search: `beam_size` hypotheses of each source, best first, all different.
+        Sampling: `nbest` in the order they were drawn. The score of those beyond what
+        exists is at most IMPOSSIBLE.
+    """
+    sources, beams = limits.shape[0], width(options, nbest)
+
+    def score(hypotheses: Hypotheses) -> jax.Array:
+        value = hypotheses.log_prob / length_penalty(hypotheses.length, options)
+        if options.coverage:
+            assert hypotheses.attention is not None and source_mask is not None
+            covered = coverage_penalty(hypotheses.attention, source_mask)
+            value += options.coverage * covered
+        return jnp.where(hypotheses.log_prob > IMPOSSIBLE, value, IMPOSSIBLE)
+
+    def unfinished(search: _Search) -> jax.Array:
+        return ~search.done.all()
+
+    def advance(search: _Search) -> _Search:
+        before = jnp.maximum(search.length - 1, 0)
+        last = jnp.where(search.length == 0, bos_id, _column(search.live, before))
+        logits, state = step(last.reshape(-1), search.state)
+        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        log_probs = log_probs.reshape(sources, beams, -1)
+        allowed = allow(
+            log_probs, search.live.tokens, search.length, options, eos_id, banned_ids
+        )
+        if prefix is not None:
+            allowed = prefix.force(allowed, log_probs, search.length)
+        attended = attention(state).reshape(sources, beams, -1) if attention else None
+
+        if options.sample:
+            assert keys is not None
+            tokens = draw(keys, allowed, search.length, options)
+            parents = jnp.broadcast_to(jnp.arange(beams), (sources, beams))
+        else:
+            parents, tokens = _best_extensions(search.live, allowed)
+        candidates = _extend(search, allowed, attended, parents, tokens)
+        ended = _column(candidates, search.length) == eos_id
+        alive = jnp.where(ended, IMPOSSIBLE, candidates.log_prob)
+        candidates = candidates.replace(
+            score=jnp.where(ended, score(candidates), IMPOSSIBLE)
+        )
+        if options.sample:
+            live = candidates.replace(log_prob=alive)
+            finished = _choose(
+                candidates.score > IMPOSSIBLE, candidates, search.finished
+            )
+        else:
+            order = jax.lax.top_k(alive, beams)[1]
+            live = candidates.replace(log_prob=alive).take(order)
+            if beams > 1:
+                state = _follow(state, take_beams(parents, order))
+            finished = _join(search.finished, candidates).best(beams)
+
+        length = search.length + 1
+        best_live = live.log_prob.max(axis=1)
+        done = (best_live <= IMPOSSIBLE) | (length >= limits)
+        if not options.sample:
+            bound = best_possible(best_live, length, limits, options)
+            done |= finished.score[:, nbest - 1] >= bound
+        # A source that was done stays as it was, whatever else is in the batch.
+        stays = search.done[:, None]
+        return _Search(
+            length=length,
+            live=_choose(stays, search.live, live),
+            finished=_choose(stays, search.finished, finished),
+            done=search.done | done,
+            state=state,
+        )
+
+    attends = None if attention is None else jax.eval_shape(attention, state).shape[-1]
+    nothing = _nothing(sources, beams, max_length, attends)
+    start = nothing.log_prob
+    # One live beam to begin with, or all would be the same; but each sample is its own.
+    start = start.at[:, : beams if options.sample else 1].set(0.0)
+    live = nothing.replace(log_prob=start)
+    done = jnp.zeros(sources, bool)
+    state = _Search(jnp.zeros((), jnp.int32), live, nothing, done, state)
+    end = jax.lax.while_loop(unfinished, advance, state)
+    is_there = end.finished.score > IMPOSSIBLE
+    if not options.sample:
+        is_there = is_there.any(axis=1, keepdims=True)
+    return _choose(is_there, end.finished, end.live.replace(score=score(end.live)))
+
+
+# --- Its pieces -----------------------------------------------------------------
+
+
+def _column(hypotheses: Hypotheses, position: jax.Array) -> jax.Array:
+    """Returns the tokens at `position`, `[B, W] int32`."""
+    return jax.lax.dynamic_index_in_dim(hypotheses.tokens, position, 2, keepdims=False)
+
+
+def _choose(condition: jax.Array, one: Hypotheses, other: Hypotheses) -> Hypotheses:
+    """Returns `one` where `condition [B, W or 1]` holds, else `other`."""
+    return jax.tree.map(
+        lambda a, b: jnp.where(
+            condition.reshape(*condition.shape, *(1,) * (a.ndim - 2)), a, b
+        ),
+        one,
+        other,
+    )
+
+
+def _join(one: Hypotheses, other: Hypotheses) -> Hypotheses:
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), one, other)
+
+
+def _nothing(
+    sources: int, beams: int, max_length: int, attends: int | None
+) -> Hypotheses:
+    """Returns hypotheses that do not exist."""
+    shape = (sources, beams)
+    impossible = jnp.full(shape, IMPOSSIBLE, jnp.float32)
+    return Hypotheses(
+        tokens=jnp.zeros((*shape, max_length), jnp.int32),
+        length=jnp.zeros(shape, jnp.int32),
+        log_prob=impossible,
+        score=impossible,
+        token_log_probs=jnp.zeros((*shape, max_length), jnp.float32),
+        attention=None if attends is None else jnp.zeros((*shape, max_length, attends)),
+    )
+
+
+def _best_extensions(
+    live: Hypotheses, log_probs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns parents and tokens of the best extensions by one token, `[B, C]` each.
+
+    Twice the beam is kept, so that ended ones cannot starve the live ones; for greedy
+    search one, so that it ends where EOS is most probable.
+    """
+    sources, beams, vocab_size = log_probs.shape
+    total = live.log_prob[..., None] + log_probs
+    count = min(2 * beams if beams > 1 else 1, beams * vocab_size)
+    flat = jax.lax.top_k(total.reshape(sources, -1), max(count, beams))[1]
+    return flat // vocab_size, (flat % vocab_size).astype(jnp.int32)
+
+
+def _extend(
+    search: _Search,
+    log_probs: jax.Array,
+    attended: jax.Array | None,
+    parents: jax.Array,
+    tokens: jax.Array,
+) -> Hypotheses:
+    """Returns the live hypotheses at `parents [B, C]` with `tokens [B, C]` appended."""
+    sources, beams, vocab_size = log_probs.shape
+    flat = log_probs.reshape(sources, beams * vocab_size)
+    gains = jnp.take_along_axis(flat, parents * vocab_size + tokens, axis=1)
+    extended = search.live.take(parents)
+
+    def write(array: jax.Array, values: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(array, values, search.length, 2)
+
+    if attended is not None and extended.attention is not None:
+        attended = write(extended.attention, take_beams(attended, parents))
+    return extended.replace(
+        tokens=write(extended.tokens, tokens),
+        length=extended.length + 1,
+        log_prob=jnp.maximum(extended.log_prob + gains, IMPOSSIBLE),
+        token_log_probs=write(extended.token_log_probs, gains),
+        attention=attended,
+    )
+
+
+def _follow(state: State, parents: jax.Array) -> State:
+    """Reorders the rows of `state` so that each beam has its parent's."""
+    sources, beams = parents.shape
+    rows = (jnp.arange(sources)[:, None] * beams + parents).reshape(-1)
+    return jax.tree.map(lambda x: x[rows] if x.ndim else x, state)
