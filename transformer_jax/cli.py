@@ -250,17 +250,19 @@ def _translate(args: argparse.Namespace) -> None:
                 prefixes and prefixes[first - 1 : first - 1 + len(block)],
                 args.json,
             )
-            for number, hypotheses in enumerate(found, first):
-                output.writelines(_format(number, hypotheses, args))
+            if args.json:
+                pieces = translator.source_pieces(block)
+                rows = zip(itertools.count(first), pieces, found, strict=False)
+                output.writelines(_as_json(*row) for row in rows)
+            else:
+                for number, hypotheses in enumerate(found, first):
+                    output.writelines(_format(number, hypotheses, args))
             first += len(block)
-    _report(f"compiled {translator.compilations} programs, one for each length bucket")
+    _report(f"programs compiled: {translator.compilations}, one a length bucket")
 
 
 def _format(number: int, hypotheses: Sequence[Any], args: Any) -> Iterable[str]:
     """Returns the output lines of one input line."""
-    if args.json:
-        row = {"line": number, "hypotheses": [_as_json(h) for h in hypotheses]}
-        return [json.dumps(row, ensure_ascii=False) + "\n"]
     shown = [" ".join(h.tokens) if args.pieces else h.text for h in hypotheses]
     scores = [f"{h.score:.6f}" for h in hypotheses]
     if args.nbest == 1:
@@ -271,11 +273,17 @@ def _format(number: int, hypotheses: Sequence[Any], args: Any) -> Iterable[str]:
     ]
 
 
-def _as_json(hypothesis: Any) -> dict[str, Any]:
-    values = {k: v for k, v in vars(hypothesis).items() if v is not None}
-    values["token_log_probs"] = [round(x, 6) for x in hypothesis.token_log_probs]
-    rows = values.pop("attention", [])
-    return values | {"attention": [[round(x, 6) for x in row] for row in rows]}
+def _as_json(number: int, pieces: list[str], hypotheses: Sequence[Any]) -> str:
+    """Returns the output line of one input line, whose pieces attention refers to."""
+    shown = []
+    for hypothesis in hypotheses:
+        values = {k: v for k, v in vars(hypothesis).items() if v is not None}
+        rows = values.pop("attention", [])
+        values["token_log_probs"] = [round(x, 6) for x in hypothesis.token_log_probs]
+        values["attention"] = [[round(x, 6) for x in row] for row in rows]
+        shown.append(values)
+    row = {"line": number, "source_tokens": pieces, "hypotheses": shown}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _check_counts(one: str, count: int, other: str, other_count: int) -> None:

@@ -176,6 +176,12 @@ class Translator:
                 results[i] = hypotheses or [_EMPTY]
         return results
 
+    def source_pieces(self, lines: Sequence[str]) -> list[list[str]]:
+        """Returns the pieces of each line that are translated, without EOS."""
+        most = self.max_length - 1
+        ids = self.tokenizer.encode(lines)
+        return [self.tokenizer.pieces(each[:most]) for each in ids]
+
     def _cut(self, ids: list[int], line: int, warn: Warn) -> list[int]:
         most = self.max_length - 1  # EOS needs a place, too
         if len(ids) > most:
