@@ -1,41 +1,22 @@
-"""Counts of parameters against PAPER.md and the real model; FLOPs against its jaxpr."""
+"""Counts of parameters against the paper and the real model, and what is printed."""
 
 import dataclasses
 import json
 import math
+import pathlib
 import re
 import subprocess
 import sys
 from collections import Counter
-from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import pytest
-from jax.extend import core
+import tiny
+from variants import ALL_AWAY, BIG, TINY, VARIANTS, make_config, param_shapes
 
-from transformer_jax import describe as describe_module
-from transformer_jax.config import Config
+from transformer_jax.config import Config, load
 from transformer_jax.describe import as_dict, as_text, describe
 from transformer_jax.errors import ConfigError
-from transformer_jax.model.transformer import Transformer
-from transformer_jax.train import loss
-from transformer_jax.train.optimizer import make_optimizer
-from transformer_jax.train.step import init_state
-
-BIG: dict[str, Any] = {"d_model": 1024, "d_ff": 4096, "num_heads": 16}
-
-
-def make_config(vocab_size: int = 37_000, tokens: int = 25_000, **model: Any) -> Config:
-    config = Config()
-    return dataclasses.replace(
-        config,
-        tokenizer=dataclasses.replace(config.tokenizer, vocab_size=vocab_size),
-        batch=dataclasses.replace(config.batch, tokens=tokens),
-        model=dataclasses.replace(config.model, **model),
-    )
-
 
 # --- Parameters -----------------------------------------------------------------
 
@@ -78,6 +59,33 @@ def test_totals_with_32000_entries(model, total):
     assert describe(make_config(32_000, **model)).parameters == total
 
 
+GPT3_ROWS = [
+    ("Query", "12288 x 96 x 128, 96 times", 14_495_514_624),
+    ("Key", "12288 x 96 x 128, 96 times", 14_495_514_624),
+    ("Value", "12288 x 96 x 128, 96 times", 14_495_514_624),
+    ("Output", "96 x 128 x 12288, 96 times", 14_495_514_624),
+    ("FFN up", "12288 x 49152, 96 times", 57_982_058_496),
+    ("FFN down", "49152 x 12288, 96 times", 57_982_058_496),
+]
+GPT3_TABLE = ("50257 x 12288", 617_558_016)
+
+
+def test_rows_of_gpt3():
+    untied = describe(load("configs/gpt3_count.py"))
+    assert [dataclasses.astuple(row) for row in untied.components] == [
+        ("Embedding", *GPT3_TABLE),
+        *GPT3_ROWS,
+        ("Unembedding", *GPT3_TABLE),
+    ]
+    assert untied.parameters == 175_181_291_520
+    tied = describe(load("configs/gpt3_count.py:tied"))
+    assert [dataclasses.astuple(row) for row in tied.components] == [
+        ("Embedding = output", *GPT3_TABLE),
+        *GPT3_ROWS,
+    ]
+    assert tied.parameters == 174_563_733_504
+
+
 @pytest.mark.parametrize(
     ("model", "total"),
     [
@@ -103,6 +111,27 @@ def test_totals_of_table_3_as_the_authors_counted(model, total):
     assert describe(config).parameters == total
 
 
+def test_rows_of_a_decoder_of_another_depth_and_separate_tables():
+    config = make_config(
+        decoder_layers=2, share_embeddings=False, tie_output=False, output_bias=True
+    )
+    rows = [dataclasses.astuple(row) for row in describe(config).components]
+    assert rows == [
+        ("Source embedding", "37000 x 512", 18_944_000),
+        ("Target embedding", "37000 x 512", 18_944_000),
+        ("Query", "512 x 8 x 64, 10 times", 2_621_440),
+        ("Key", "512 x 8 x 64, 10 times", 2_621_440),
+        ("Value", "512 x 8 x 64, 10 times", 2_621_440),
+        ("Output", "8 x 64 x 512, 10 times", 2_621_440),
+        ("FFN up", "512 x 2048, 8 times", 8_388_608),
+        ("FFN down", "2048 x 512, 8 times", 8_388_608),
+        ("Unembedding", "37000 x 512", 18_944_000),
+        ("FFN biases", "2048 + 512, 8 times", 20_480),
+        ("LayerNorm", "2 x 512, 18 times", 18_432),
+        ("Output bias", "37000", 37_000),
+    ]
+
+
 def test_rows_of_the_variants():
     config = make_config(
         attention_bias=True, positions="learned", norm="pre", d_k=16, max_length=100
@@ -116,32 +145,14 @@ def test_rows_of_the_variants():
     ]
 
 
-TINY: dict[str, Any] = {
-    **{"num_layers": 2, "d_model": 8, "d_ff": 12, "num_heads": 2},
-    **{"d_k": 4, "d_v": 4, "max_length": 16, "dtype": "float32"},
-}
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"norm": "pre"},
-    {"positions": "learned"},
-    {"attention_bias": True},
-    {"d_k": 3, "d_v": 5},
-    {"d_k": 5, "d_v": 3, "attention_bias": True},
-    {"num_layers": 1, "num_heads": 1},
-    {"num_layers": 3, "num_heads": 3, "d_ff": 7, "norm": "pre", "attention_bias": True},
-    {"positions": "learned", "norm": "pre", "max_length": 5},
-    {
-        **{"positions": "learned", "norm": "pre", "attention_bias": True},
-        **{"num_layers": 3, "d_model": 11, "d_ff": 17, "num_heads": 3},
-        **{"d_k": 5, "d_v": 7, "max_length": 13},
-    },
-]
-
-
-def component_of(path: str) -> str:
+def component_of(path: str, config: Config) -> str:
     """The row that a parameter of the model belongs to, by its path."""
+    target = "Embedding" if config.model.share_embeddings else "Target embedding"
     patterns = {
-        r"embedding/table": "Embedding = output",
+        r"embedding/table": target + " = output" * config.model.tie_output,
+        r"source_embedding/table": "Source embedding",
+        r"output/table": "Unembedding",
+        r"output/bias": "Output bias",
         r"(en|de)coder/positions/table": "Position tables",
         r"(en|de)coder/norm/(scale|bias)": "Final LayerNorm",
         r".*_residual/norm/(scale|bias)": "LayerNorm",
@@ -158,23 +169,52 @@ def component_of(path: str) -> str:
     return found
 
 
-def param_shapes(config: Config) -> Any:
-    """The real model's parameters, of which only the shapes are made."""
-    model = Transformer(config.model, config.tokenizer.vocab_size)
-    tokens, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
-    variables = jax.eval_shape(model.init, jax.random.key(0), tokens, lengths, tokens)
-    return nn.unbox(variables["params"])
+def counts_of_the_model(config: Config, left_out: str = "-") -> Counter[str]:
+    """Sizes of the initialised parameters by row, but for paths with `left_out`."""
+    counts: Counter[str] = Counter()
+    for keys, leaf in jax.tree.leaves_with_path(param_shapes(config)):
+        path = "/".join(key.key for key in keys)
+        if not re.search(left_out, path):
+            counts[component_of(path, config)] += leaf.size
+    return counts
+
+
+def test_some_variants_are_nothing_like_the_base_model():
+    base = dataclasses.asdict(Config().model)
+    changed = [TINY | variant for variant in ALL_AWAY]
+    assert changed[0].keys() | changed[1].keys() == base.keys()
+    for fields in changed:
+        assert not [name for name, value in fields.items() if value == base[name]]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_counts_are_those_of_the_model(variant):
     config = make_config(29, **TINY | variant)
-    counts: Counter[str] = Counter()
-    for keys, leaf in jax.tree.leaves_with_path(param_shapes(config)):
-        counts[component_of("/".join(key.key for key in keys))] += leaf.size
+    counts = counts_of_the_model(config)
     description = describe(config)
     assert {row.component: row.count for row in description.components} == counts
     assert description.parameters == counts.total()
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_language_model_has_the_decoder_without_its_cross_attention(variant):
+    config = make_config(29, decoder_only=True, **TINY | variant)
+    config_of_one_table = make_config(29, **TINY | variant | {"share_embeddings": True})
+    counts = counts_of_the_model(config_of_one_table, "^encoder/|/cross_attention")
+    found = {row.component: row.count for row in describe(config).components}
+    assert found == counts
+
+
+@pytest.mark.parametrize("decoder_only", [False, True])
+@pytest.mark.parametrize("variant", ALL_AWAY, ids=str)
+def test_weights_only_leaves_out_biases_norms_and_positions(variant, decoder_only):
+    whole = make_config(29, decoder_only=decoder_only, **TINY | variant)
+    weights = make_config(29, 1000, decoder_only, True, **TINY | variant)
+    left_out = re.compile("bias|LayerNorm|Position")
+    kept = [
+        row for row in describe(whole).components if not left_out.search(row.component)
+    ]
+    assert list(describe(weights).components) == kept
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -185,95 +225,6 @@ def test_dimensions_multiply_to_the_counts(variant):
             math.prod(map(int, term.split(" x "))) for term in each.split(" + ")
         )
         assert sum(products) * int(times or 1) == row.count
-
-
-# --- FLOPs ----------------------------------------------------------------------
-
-
-def test_flops_of_base_by_hand():
-    flops = describe(make_config()).flops
-    # Encoder layer: projections, FFN, attention to 32 keys, and a decoder layer's K, V.
-    source = 6 * (2_097_152 + 4_194_304 + 65_536 + 1_048_576)
-    # Decoder layer: all of self-attention, Q and output of cross-attention; then V x d.
-    target = 6 * (2_097_152 + 1_048_576 + 4_194_304 + 2 * 65_536) + 37_888_000
-    assert flops.length == 32
-    assert flops.forward_source_token == source == 44_433_408
-    assert flops.forward_target_token == target == 82_714_624
-    assert flops.update_tokens == 25_000
-    assert flops.update == 9_536_102_400_000
-
-
-def matrix_flops(jaxpr: core.Jaxpr) -> int:
-    """2 FLOPs for every multiply-add of every matrix product in `jaxpr`."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape  # pyright: ignore
-            inner = math.prod(shape[axis] for axis in contracted)
-            total += 2 * inner * math.prod(equation.outvars[0].aval.shape)  # pyright: ignore
-        for value in equation.params.values():
-            inner_jaxpr = getattr(value, "jaxpr", value)
-            if isinstance(inner_jaxpr, core.Jaxpr):
-                total += matrix_flops(inner_jaxpr)
-    return total
-
-
-@pytest.mark.parametrize("variant", [{}, VARIANTS[5], VARIANTS[-1]], ids=str)
-def test_flops_are_those_of_the_models_matrix_products(variant):
-    rows, length = 3, 5
-    config = make_config(29, rows * length, **TINY | variant)
-    model = Transformer(config.model, 29)
-    tokens = jnp.zeros((rows, length), jnp.int32)
-    lengths = jnp.full((rows,), length, jnp.int32)
-    params = param_shapes(config)
-
-    def forward(params: Any) -> jax.Array:
-        logits: Any = model.apply({"params": params}, tokens, lengths, tokens)
-        return jnp.square(logits).sum()
-
-    flops = describe(config, length=length).flops
-    both = flops.forward_source_token + flops.forward_target_token
-    assert matrix_flops(jax.make_jaxpr(forward)(params).jaxpr) == rows * length * both
-    gradient = jax.make_jaxpr(jax.value_and_grad(forward))(params)
-    assert matrix_flops(gradient.jaxpr) == flops.update == 3 * rows * length * both
-
-
-# --- Memory ---------------------------------------------------------------------
-
-
-def test_bytes_of_base_on_8_devices():
-    description = describe(make_config(), devices=8)
-    assert description.devices == 8
-    memory = description.bytes_per_device
-    assert dataclasses.asdict(memory) == {
-        "parameters": 252_182_528,
-        "optimizer": 504_365_056,
-        "gradients": 252_182_528,
-        "logits": 75_776_000,  # 512 tokens
-    }
-    assert memory.total == 1_084_506_112
-
-
-def test_logits_of_fewer_tokens_than_a_chunk():
-    memory = describe(make_config(1000, tokens=1001), devices=4).bytes_per_device
-    assert memory.logits == 251 * 1000 * 4
-
-
-def test_the_chunk_is_that_of_the_loss():
-    assert describe_module.LOSS_CHUNK == loss.CHUNK
-
-
-def test_bytes_are_those_of_the_train_state_without_its_counters():
-    config = make_config(29, **TINY)
-    optimizer = make_optimizer(config.train, config.model.d_model)
-    state = jax.eval_shape(
-        lambda: init_state(Transformer(config.model, 29), optimizer, seed=0)
-    )
-    leaves = jax.tree.leaves(state)
-    arrays = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if leaf.ndim)
-    memory = describe(config).bytes_per_device
-    assert memory.parameters + memory.optimizer == arrays
 
 
 # --- Arguments and output -------------------------------------------------------
@@ -290,7 +241,8 @@ def test_dict_survives_json():
     values = as_dict(description)
     assert json.loads(json.dumps(values)) == values
     assert list(values) == [
-        *("components", "parameters", "flops", "devices", "bytes_per_device")
+        *("components", "parameters", "flops", "activations", "devices"),
+        "bytes_per_device",
     ]
     assert values["parameters"] == 63_045_632
     assert values["components"][1] == {
@@ -299,6 +251,7 @@ def test_dict_survives_json():
         "count": 4_718_592,
     }
     assert values["flops"]["length"] == 20
+    assert values["activations"]["length"] == 20
     assert values["devices"] == 2
     memory = values["bytes_per_device"]
     assert memory.pop("total") == sum(memory.values())
@@ -325,12 +278,17 @@ def test_text_of_base():
         "  forward, a target token           82.7 MFLOP\n"
         "  update of 25,000 + 25,000 tokens   9.5 TFLOP\n"
         "\n"
-        "Bytes per device, of 1 device, without activations\n"
+        "Bytes kept for the backward pass in bfloat16, with 32 tokens a sentence\n"
+        "  a source token  178.8 kB\n"
+        "  a target token  234.5 kB\n"
+        "\n"
+        "Bytes per device, of 1 device\n"
         "  parameters             252.2 MB\n"
         "  optimiser state        504.4 MB\n"
         "  gradients              252.2 MB\n"
+        "  activations             10.3 GB\n"
         "  logits held at a time   75.8 MB\n"
-        "  total                    1.1 GB"
+        "  total                   11.4 GB"
     )
 
 
@@ -339,8 +297,53 @@ def test_text_of_a_giant_stays_aligned():
     lines = as_text(describe(config, devices=4096)).splitlines()
     table = lines[: lines.index("")]
     assert len({len(line) for line in table}) == 1
-    assert "Bytes per device, of 4096 devices, without activations" in lines
+    assert "Bytes per device, of 4096 devices" in lines
     assert any("PFLOP" in line for line in lines)
+
+
+def test_text_of_a_language_model_has_no_source():
+    lines = as_text(describe(load("configs/gpt3_count.py"), length=2048)).splitlines()
+    assert not any("source" in line or "target" in line for line in lines)
+    assert lines[13:] == [
+        "FLOPs of the matrix products, with 2,048 tokens a sentence",
+        "  forward, a token              358.8 GFLOP",
+        "  update of 3,200,000 tokens  3,444.4 PFLOP",
+        "",
+        "Bytes kept for the backward pass in bfloat16, with 2,048 tokens a sentence",
+        "  a token  212.6 MB",
+        "",
+        "Bytes per device, of 1 device",
+        "  parameters             700.7 GB",
+        "  optimiser state          1.4 TB",
+        "  gradients              700.7 GB",
+        "  activations            680.3 TB",
+        "  logits held at a time  102.9 MB",
+        "  total                  683.1 TB",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(pathlib.Path("configs").glob("*.py")), ids=str)
+def test_the_program_describes_every_config_file(path, capsys):
+    base = ["describe", f"--config={path}", "--devices=8", "--length=40"]
+    assert tiny.run(*base) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert tiny.run(*base, "--json") == 0
+    expected = describe(load(str(path)), devices=8, length=40)
+    assert lines == as_text(expected).splitlines()
+    assert json.loads(capsys.readouterr().out) == as_dict(expected)
+    assert all(line == line.rstrip() and len(line) <= 88 for line in lines)
+    table = lines[: lines.index("")]
+    assert len({len(line) for line in table}) == 1
+
+
+@pytest.mark.parametrize("verb", ["train", "prepare"])
+def test_what_is_for_counting_is_not_trained(verb, tmp_path, capsys):
+    workdir = tmp_path / "run"
+    config = "--config=configs/gpt3_count.py"
+    assert tiny.run(verb, config, f"--workdir={workdir}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "config.describe.decoder_only" in line and "counting" in line
+    assert not workdir.exists()
 
 
 def test_describe_needs_no_jax():

@@ -54,7 +54,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "describe": (
         "count parameters, FLOPs and memory",
         "--config=configs/base.py",
-        "config devices json",
+        "config devices length json",
     ),
 }
 
@@ -150,7 +150,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "batch_size": {"type": _positive, "help": "sentences decoded together"},
     "last": {"type": _positive, "default": 5, "help": "how many (default: 5)"},
-    "devices": {"type": _positive, "default": 1, "help": "for the memory a device"},
+    "devices": {
+        "type": _positive,
+        "default": 1,
+        "help": "that the batch is split over (default: 1)",
+    },
+    "length": {
+        "type": _positive,
+        "default": 32,
+        "help": "tokens a sentence that attention looks at (default: 32)",
+    },
     "json": {
         "action": "store_true",
         "help": "JSON: one object; for translate one a line, with scores, pieces, "

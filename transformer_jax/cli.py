@@ -318,7 +318,8 @@ def _average(args: argparse.Namespace) -> None:
 def _describe(args: argparse.Namespace) -> None:
     from transformer_jax.describe import as_dict, as_text, describe
 
-    description = describe(load(args.config, args.overrides), args.devices)
+    config = load(args.config, args.overrides)
+    description = describe(config, args.devices, args.length)
     if args.json:
         _print_json(as_dict(description))
     else:

@@ -156,6 +156,14 @@ class DecodeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DescribeConfig:
+    """What `describe` counts; nothing else reads it, and it changes no run."""
+
+    decoder_only: bool = False  # a language model: no encoder, no cross-attention
+    weights_only: bool = False  # no biases, norms and position tables, as is published
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One run. Sections are handed out one by one."""
 
@@ -165,6 +173,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
+    describe: DescribeConfig = dataclasses.field(default_factory=DescribeConfig)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the fields as nested plain dictionaries, ready for JSON."""
@@ -461,5 +470,5 @@ def changes_the_run(old: Config, new: Config) -> list[str]:
         change
         for change in differences(old, new)
         if change.split(":", 1)[0] not in FREE_FIELDS
-        and not change.startswith("decode.")
+        and not change.startswith(("decode.", "describe."))
     ]

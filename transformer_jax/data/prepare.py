@@ -48,10 +48,16 @@ def prepare(config: Config, workdir: pathlib.Path, report: Report) -> Prepared:
         The tokenizer and the splits.
 
     Raises:
-        ConfigError: the workdir holds checkpoints of another config.
+        ConfigError: the workdir holds checkpoints of another config, or the config is
+            for counting only.
         DataError: a file is missing or broken, sides differ in length, nothing usable
             is left, or the data are not those the run began with.
     """
+    if config.describe.decoder_only:
+        raise ConfigError(
+            "config.describe.decoder_only is true: such a config is for counting, by "
+            "`transformer-jax describe`; only encoder-decoder models are trained"
+        )
     begun = _has_begun(workdir)
     if begun:
         _require_same_run(config, workdir)
