@@ -29,12 +29,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "evaluate": (
         "translate a split, or a file with references, and score it",
         "--workdir=runs/phrases --split=test",
-        f"workdir checkpoint split source? reference? {DECODING} json",
+        f"workdir checkpoint split source? reference? {DECODING} lowercase paper json",
     ),
     "bleu": (
         "score a file of translations",
         "--hypothesis=out.de --reference=ref.de",
-        "hypothesis reference json",
+        "hypothesis reference lowercase paper lang compare samples seed json",
     ),
     "translate": (
         "translate lines",
@@ -99,6 +99,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "target": _required(help="file of target sentences, one a line"),
     "reference": _required(help="file of references, or several, with commas between"),
     "hypothesis": _required(help="file of translations, one a line"),
+    "lowercase": {
+        "action": "store_true",
+        "help": "compare lower-cased text; the signatures say so",
+    },
+    "paper": {
+        "action": "store_true",
+        "help": "print the paper's tokenised BLEU beside sacreBLEU: Moses tokens, "
+        "German compounds split, multi-bleu",
+    },
+    "lang": {"help": "target language, for the tokens of --paper (default: de)"},
+    "compare": {
+        "help": "file of other translations, or several, with commas between: tests "
+        "whether they differ from the hypotheses"
+    },
+    "samples": {
+        "type": _positive,
+        "help": "of each test of --compare (default: 1000 for the bootstrap, 10000 "
+        "for the randomisation)",
+    },
     "input": {"default": "-", "help": "file or - (default: stdin)"},
     "output": {"default": "-", "help": "file or - (default: stdout)"},
     "prefix": {"help": "file with what each translation must begin with, line by line"},
@@ -142,7 +161,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top_p": {"type": float, "help": "draw from the most probable of this share"},
     "seed": {
         "type": _natural,
-        "help": "of the draws; a sentence, a seed and a model give the same draw",
+        "help": "of the draws: a sentence, a seed and a model give the same; with bleu, "
+        "of the tests of --compare (default: 12345)",
     },
     "mbr": {
         "type": _natural,

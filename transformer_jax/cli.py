@@ -192,11 +192,14 @@ def _evaluate(args: argparse.Namespace) -> None:
         sources, target = open_split(workdirs[0], args.split).text()
         references = [target]
     decode = _decode_config(args, config)
-    score, hypotheses = evaluate(translator, sources, references, decode, _warn)
+    score, hypotheses = evaluate(
+        translator, sources, references, decode, _warn, args.lowercase
+    )
     report = {
         "set": name,
         "direction": f"{config.data.source_lang}-{config.data.target_lang}",
         **dataclasses.asdict(score),
+        **_paper(hypotheses, references, config.data.target_lang, args),
         "workdirs": [str(workdir) for workdir in workdirs],
         "checkpoint": checkpoint,
         "checkpoint_steps": [step for each in loaded for step in each.steps],
@@ -212,10 +215,42 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _bleu(args: argparse.Namespace) -> None:
+    for name, needs in (("lang", "paper"), ("samples", "compare"), ("seed", "compare")):
+        if getattr(args, name) and not getattr(args, needs):
+            raise ConfigError(f"--{name} is of no use without --{needs}; give both")
     from transformer_jax.evaluate import score_text
 
-    score = score_text(_read(args.hypothesis), _read_sets(args.reference))
-    _print_score(dataclasses.asdict(score), args.json)
+    hypotheses, references = _read(args.hypothesis), _read_sets(args.reference)
+    score = score_text(hypotheses, references, args.lowercase, _warn)
+    report = dataclasses.asdict(score)
+    report |= _paper(hypotheses, references, args.lang or "de", args)
+    if not args.compare:
+        _print_score(report, args.json)
+        return
+    from transformer_jax.compare import SEED, as_text, compare
+
+    others = zip(args.compare.split(","), _read_sets(args.compare), strict=True)
+    systems = [(args.hypothesis, hypotheses), *others]
+    seed = args.seed or SEED
+    compared = compare(systems, references, args.lowercase, args.samples, seed)
+    tests = {name: dataclasses.asdict(test) for name, test in compared.items()}
+    _print_score(report | {"compared": tests}, args.json)
+    if not args.json:
+        print("\n" + as_text(compared))
+
+
+def _paper(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    lang: str,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Returns what `--paper` adds to a report."""
+    if not args.paper:
+        return {}
+    from transformer_jax.paper_bleu import paper_score
+
+    return dataclasses.asdict(paper_score(hypotheses, references, lang, args.lowercase))
 
 
 def _print_score(report: dict[str, Any], as_json: bool) -> None:
@@ -224,6 +259,9 @@ def _print_score(report: dict[str, Any], as_json: bool) -> None:
         return
     print(f"{report['bleu_detail']}  [{report['bleu_signature']}]")
     print(f"chrF2 = {report['chrf']:.2f}  [{report['chrf_signature']}]")
+    for name in ("paper", "tokenised"):
+        if f"{name}_bleu" in report:
+            print(f"{name} {report[f'{name}_detail']}  [{report[f'{name}_recipe']}]")
 
 
 def _translate(args: argparse.Namespace) -> None:
