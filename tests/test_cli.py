@@ -56,7 +56,7 @@ def test_help_is_quick_and_has_an_example():
         "import sys\nfrom transformer_jax import cli\n"
         "try:\n    cli.main(sys.argv[1:])\nexcept SystemExit as stop:\n"
         "    assert stop.code == 0\n"
-        "heavy = {'jax', 'flax', 'sacrebleu', 'tensorflow_datasets'}\n"
+        "heavy = {'jax', 'flax', 'sacrebleu', 'sacremoses', 'tensorflow_datasets'}\n"
         "assert not heavy & set(sys.modules)"
     )
     verbs = "prepare train evaluate bleu translate score average describe".split()
@@ -96,6 +96,9 @@ def test_version(capsys):
         (["translate", "--workdir=nowhere"], "nowhere holds no config.json"),
         (["average", "--workdir=nowhere"], "nowhere"),
         (["bleu", "--hypothesis=nofile", "--reference=nofile"], "nofile"),
+        (["bleu", "--hypothesis=a", "--reference=b", "--lang=de"], "--paper"),
+        (["bleu", "--hypothesis=a", "--reference=b", "--seed=1"], "--compare"),
+        (["bleu", "--hypothesis=a", "--reference=b", "--samples=0"], "above 0"),
     ],
 )
 def test_mistakes_on_the_command_line(capsys, arguments, named):
@@ -264,6 +267,21 @@ def test_bleu_wants_equal_counts(tmp_path, capsys):
     empty = text(tmp_path / "e", [])
     assert tiny.run("bleu", f"--hypothesis={empty}", f"--reference={empty}") == 2
     assert "empty" in one_line(capsys)
+    assert tiny.run("bleu", f"--hypothesis={empty}", f"--reference={one}") == 2
+    assert "0 hypotheses" in one_line(capsys)
+    flags = [f"--hypothesis={one}", f"--reference={one}", f"--compare={hypothesis}"]
+    assert tiny.run("bleu", *flags) == 2
+    assert f"{hypothesis}: 2 hypotheses" in one_line(capsys)
+
+
+def test_bleu_warns_of_an_empty_reference_line(tmp_path, capsys):
+    hypothesis = text(tmp_path / "h", ["a b c d", "e"])
+    reference = text(tmp_path / "r", ["a b c d", ""])
+    files = [f"--hypothesis={hypothesis}", f"--reference={reference}"]
+    assert tiny.run("bleu", *files, "--paper") == 0
+    captured = capsys.readouterr()
+    assert captured.err == "warning: the reference is empty in line 2\n"
+    assert captured.out.startswith("BLEU = ")
 
 
 def test_average_and_decode_with_it(trained, tmp_path, capsys):

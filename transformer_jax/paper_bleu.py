@@ -30,7 +30,7 @@ from sacrebleu.metrics.bleu import BLEUScore
 
 from transformer_jax.evaluate import check_sets
 
-_COMPOUND = re.compile(r"(\S)-(\S)")
+_COMPOUND = re.compile(rb"(\S)-(\S)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +68,10 @@ def split_compounds(tokens: str) -> str:
     """Splits words at hyphens, from left to right and without overlap, as Perl does.
 
     `rich-text format` becomes `rich ##AT##-##AT## text format`, but of `a-b-c` only the
-    first hyphen is one: the `b` is used up.
+    first hyphen is split: the `b` is used up.
     """
-    return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", tokens)
+    # In bytes, as Perl reads them: a letter of two is never used up by one match.
+    return _COMPOUND.sub(rb"\1 ##AT##-##AT## \2", tokens.encode()).decode()
 
 
 def multi_bleu(
