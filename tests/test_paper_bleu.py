@@ -121,7 +121,7 @@ def test_arithmetic(references, seed):
     words = ["a", "b", "B", "##AT##-##AT##"]
 
     def lines() -> list[str]:
-        return [" ".join(rng.choices(words, k=rng.randint(0, 14))) for _ in range(90)]
+        return [" ".join(rng.choices(words, k=rng.randint(0, 14))) for _ in range(200)]
 
     hypotheses, sets = lines(), [lines() for _ in range(references)]
     expected = by_hand(hypotheses, sets)

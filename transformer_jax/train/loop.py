@@ -134,7 +134,8 @@ class Trainer:
         values = loss_metrics(sums)
         progress.say(
             f"valid  loss {values['nll']:.3f}  perplexity {values['perplexity']:.2f}  "
-            f"BLEU {score.bleu:.2f}  chrF {score.chrf:.2f}"
+            f"BLEU {score.bleu:.2f} [{score.bleu_signature}]  "
+            f"chrF {score.chrf:.2f} [{score.chrf_signature}]"
         )
         return values | {"bleu": score.bleu, "chrf": score.chrf}
 
