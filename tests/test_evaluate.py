@@ -31,8 +31,12 @@ def test_perfect_and_case():
 
 
 def test_more_references_never_lower_the_score():
-    one = score_text(HYPOTHESES, [REFERENCES]).bleu
-    assert score_text(HYPOTHESES, [REFERENCES, HYPOTHESES]).bleu > one
+    one = score_text(HYPOTHESES, [REFERENCES])
+    for sets in ([REFERENCES, HYPOTHESES], [HYPOTHESES, REFERENCES]):
+        both = score_text(HYPOTHESES, sets)
+        assert both.bleu > one.bleu and both.chrf > one.chrf
+        assert both.bleu == sacrebleu.corpus_bleu(HYPOTHESES, sets).score
+        assert both.chrf == sacrebleu.corpus_chrf(HYPOTHESES, sets).score
 
 
 @pytest.mark.parametrize(("one", "other"), [("lower", "upper"), ("upper", "lower")])

@@ -130,9 +130,11 @@ def test_arithmetic(references, seed):
 
 
 def test_no_smoothing_and_no_warning(caplog, capfd):
-    lines = ["a b ."] * 200
-    assert multi_bleu(lines, [["a b !"] * 200]).score == 0 == by_hand(lines, [lines])
-    assert paper_score(lines, [lines], "de").paper_bleu == 0  # no n-gram of four
+    lines, other = ["a b c ."] * 200, ["a b c !"] * 200
+    assert multi_bleu(lines, [other]).score == by_hand(lines, [other]) == 0
+    assert paper_score(lines, [lines], "de").paper_bleu == pytest.approx(100)
+    short = ["a b ."] * 200  # no n-gram of four
+    assert paper_score(short, [short], "de").paper_bleu == by_hand(short, [short]) == 0
     assert not caplog.records and capfd.readouterr() == ("", "")
 
 
