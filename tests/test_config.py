@@ -8,11 +8,13 @@ import pytest
 import tiny
 
 from transformer_jax import config as configs
-from transformer_jax.config import Config, ConfigError
+from transformer_jax import config_file
+from transformer_jax.config import Config
+from transformer_jax.errors import ConfigError
 
 
 def load(path: str, *overrides: str) -> Config:
-    return configs.load(path, overrides)
+    return config_file.load(path, overrides)
 
 
 def test_defaults_are_the_base_model_of_the_paper():
@@ -169,8 +171,8 @@ def test_only_free_fields_may_change_on_resume():
                 **{section: dataclasses.replace(getattr(old, section), **{key: other})},
             )
             name = f"{section}.{key}"
-            free = name in configs.FREE_FIELDS or section in ("decode", "describe")
-            found = configs.changes_the_run(old, changed)
+            free = name in config_file.FREE_FIELDS or section in ("decode", "describe")
+            found = config_file.changes_the_run(old, changed)
             assert bool(found) != free, name
             if found:
                 assert found[0].startswith(f"{name}: {value!r} -> {other!r}")

@@ -14,7 +14,8 @@ import pytest
 import tiny
 from variants import ALL_AWAY, BIG, TINY, VARIANTS, make_config, param_shapes
 
-from transformer_jax.config import Config, load
+from transformer_jax.config import Config
+from transformer_jax.config_file import load
 from transformer_jax.describe import as_dict, as_text, describe
 from transformer_jax.errors import ConfigError
 

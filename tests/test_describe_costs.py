@@ -11,7 +11,8 @@ from jax.extend import core
 from variants import ALL_AWAY, TINY, VARIANTS, make_config, param_shapes
 
 from transformer_jax import describe as describe_module
-from transformer_jax.config import ACTIVATIONS, Config, load
+from transformer_jax.config import ACTIVATIONS, Config
+from transformer_jax.config_file import load
 from transformer_jax.data.batching import Batch
 from transformer_jax.describe import describe
 from transformer_jax.model.transformer import Transformer

@@ -13,7 +13,8 @@ BATCH = "data.batching"  # the contract between data, train and evaluate
 ALLOWED = {
     "errors": set(),
     "config": set(),
-    "data": {"config", "data"},
+    "config_file": {"config"},
+    "data": {"config", "config_file", "data"},
     "model": {"config", "model"},
     "parallel": {"config"},
     "checkpoint": {"config"},
@@ -25,7 +26,8 @@ ALLOWED = {
         "config", "model", "decode.choice", "decode.search", BATCH, "data.tokenizer"
     },
     "decode.translator": {
-        "config", "model", "parallel", "checkpoint", "decode", BATCH, "data.tokenizer"
+        "config", "config_file", "model", "parallel", "checkpoint", "decode", BATCH,
+        "data.tokenizer",
     },
     "evaluate": {"config", "decode.translator"},
     "paper_bleu": {"evaluate"},
@@ -40,8 +42,8 @@ ALLOWED = {
     },
     "arguments": {"config"},
     "cli": {
-        "arguments", "config", "data", "decode.translator", "checkpoint", "evaluate",
-        "paper_bleu", "compare", "describe", "train.loop",
+        "arguments", "config", "config_file", "data", "decode.translator", "checkpoint",
+        "evaluate", "paper_bleu", "compare", "describe", "train.loop",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -12,8 +12,10 @@ import jax
 import pytest
 from variants import param_shapes
 
-from transformer_jax.config import Config, ConfigError, differences, load
+from transformer_jax.config import Config
+from transformer_jax.config_file import differences, load
 from transformer_jax.describe import describe
+from transformer_jax.errors import ConfigError
 
 PATH = "configs/table3.py"
 

@@ -161,8 +161,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top_p": {"type": float, "help": "draw from the most probable of this share"},
     "seed": {
         "type": _natural,
-        "help": "of the draws: a sentence, a seed and a model give the same; with bleu, "
-        "of the tests of --compare (default: 12345)",
+        "help": "of the draws: sentence, seed and model give the same; with bleu, of "
+        "the tests of --compare (default: 12345)",
     },
     "mbr": {
         "type": _natural,

@@ -21,7 +21,8 @@ from typing import Any, NoReturn, TextIO
 
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
-from transformer_jax.config import Config, DecodeConfig, check_decode, load
+from transformer_jax.config import Config, DecodeConfig, check_decode
+from transformer_jax.config_file import load
 from transformer_jax.errors import ConfigError, DataError, UserError
 
 BLOCK = 4096  # lines translated before they are written
@@ -231,7 +232,9 @@ def _bleu(args: argparse.Namespace) -> None:
 
     others = zip(args.compare.split(","), _read_sets(args.compare), strict=True)
     systems = [(args.hypothesis, hypotheses), *others]
-    seed = args.seed or SEED
+    seed = SEED if args.seed is None else args.seed
+    if seed == 0:
+        raise ConfigError("--seed is 0; the tests need one above 0")
     compared = compare(systems, references, args.lowercase, args.samples, seed)
     tests = {name: dataclasses.asdict(test) for name, test in compared.items()}
     _print_score(report | {"compared": tests}, args.json)

@@ -1,23 +1,17 @@
 """The config: every field, its default and its limits, in one place.
 
 A file in `configs/` returns a `ConfigDict` made by `default_config_dict()` with a few
-values changed. `load()` reads such a file through `ml_collections.config_flags`,
-applies `--config.a.b=value` overrides, and turns the result once into the frozen
-dataclasses below. From there every function is given its section, never the whole.
+values changed; `config_file.load` turns it once into the frozen dataclasses below. From
+there every function is given its section, never the whole.
 """
 
-import ast
 import dataclasses
 import difflib
 import json
-import pathlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
-from absl import flags
-from ml_collections import config_flags
 
 from transformer_jax.errors import ConfigError
 
@@ -198,7 +192,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)}"
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
+def convert(value: Any, kind: Any, where: str) -> Any:
     """Converts `value` to `kind` where nothing is lost, else raises ConfigError."""
     if kind is bool and isinstance(value, bool):
         return value
@@ -237,7 +231,7 @@ def from_dict(values: dict[str, Any]) -> Config:
                 faults.append(f"unknown field {where}: {nearest(key, list(fields))}")
                 continue
             try:
-                converted[key] = _convert(value, fields[key], where)
+                converted[key] = convert(value, fields[key], where)
             except ConfigError as error:
                 faults.append(str(error))
         built[section] = cls(**converted)  # pyright: ignore
@@ -359,116 +353,3 @@ def check_decode(decode: DecodeConfig) -> list[str]:
 
 def _section_name(section: Any) -> str:
     return type(section).__name__.removesuffix("Config").lower()
-
-
-# --- Loading --------------------------------------------------------------------
-
-
-def load(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Loads a config file.
-
-    Args:
-        path: `FILE.py` or `FILE.py:ARGUMENT`; it defines `get_config([argument])`.
-        overrides: flags such as `--config.train.steps=10`.
-
-    Returns:
-        The checked config.
-
-    Raises:
-        ConfigError: the file cannot be read, or a field or value is wrong.
-    """
-    file = path.split(":", 1)[0]
-    if not pathlib.Path(file).is_file():
-        raise ConfigError(f"config file {file} does not exist; give --config=FILE.py")
-    argv = ["transformer-jax", f"--config={path}"]
-    argv += [_checked_override(override) for override in overrides]
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
-    # config_flags runs the file inside the module of an earlier file, if there is one.
-    sys.modules.pop("config_config", None)
-    try:
-        values(argv)
-        config_dict = values["config"].value
-    except Exception as error:  # whatever the user's file raises
-        last = str(error).strip().splitlines()[-1]
-        raise ConfigError(f"config file {path} cannot be loaded: {last}") from error
-    if not isinstance(config_dict, ml_collections.ConfigDict):
-        raise ConfigError(f"config file {path}: get_config() must return a ConfigDict")
-    return from_dict(config_dict.to_dict())
-
-
-def _checked_override(override: str) -> str:
-    """Checks the name in `--config.a.b=value` and writes the value as its type asks."""
-    name, equals, text = override.removeprefix("--config.").partition("=")
-    section, _, key = name.partition(".")
-    sections = {f.name: f.default_factory() for f in dataclasses.fields(Config)}  # pyright: ignore
-    if not equals:
-        raise ConfigError(f"{override} has no value; write --config.{name}=VALUE")
-    if section not in sections:
-        raise ConfigError(
-            f"unknown section config.{section}: {nearest(section, list(sections))}"
-        )
-    fields = {f.name: f.type for f in dataclasses.fields(sections[section])}
-    if key not in fields:
-        raise ConfigError(f"unknown field config.{name}: {nearest(key, list(fields))}")
-    kind = fields[key]
-    if kind is str:
-        return override
-    try:
-        value = ast.literal_eval(text.capitalize() if kind is bool else text)
-    except (SyntaxError, ValueError):
-        value = text
-    return f"--config.{name}={_convert(value, kind, f'config.{name}')}"
-
-
-def read_workdir(workdir: str | pathlib.Path) -> Config:
-    """Reads the config that `WORKDIR/config.json` holds.
-
-    Raises:
-        ConfigError: the folder or the file is missing or not a config.
-    """
-    file = pathlib.Path(workdir) / "config.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"{workdir} holds no config.json, so no run; train there first, or mend "
-            "--workdir"
-        )
-    try:
-        return from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is not JSON: {error}; restore it") from error
-
-
-def differences(old: Config, new: Config) -> list[str]:
-    """Returns `section.field: old -> new` for every field that differs."""
-    return [
-        f"{section}.{key}: {value!r} -> {new.to_dict()[section][key]!r}"
-        for section, fields in old.to_dict().items()
-        for key, value in fields.items()
-        if value != new.to_dict()[section][key]
-    ]
-
-
-# Fields that say how far a run goes, what it reports, or where its files lie. They may
-# change between a stop and a resume; all others make it another run.
-FREE_FIELDS = (
-    "data.root",
-    "data.cache_dir",
-    "data.tfds_dir",
-    "train.steps",
-    "train.log_every",
-    "train.eval_every",
-    "train.save_every",
-    "train.keep_last",
-    "train.max_bad_updates",
-)
-
-
-def changes_the_run(old: Config, new: Config) -> list[str]:
-    """Returns the `differences` that make `new` another run than `old`."""
-    return [
-        change
-        for change in differences(old, new)
-        if change.split(":", 1)[0] not in FREE_FIELDS
-        and not change.startswith(("decode.", "describe."))
-    ]

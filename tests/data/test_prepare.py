@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from transformer_jax import config as configs
+from transformer_jax import config_file
 from transformer_jax.data.prepare import open_split, prepare
 from transformer_jax.data.tokenized import TokenizedCorpus
 from transformer_jax.errors import ConfigError, DataError
@@ -17,7 +17,7 @@ from transformer_jax.errors import ConfigError, DataError
 def run(path: str, workdir: pathlib.Path, *overrides: str) -> list[str]:
     """Prepares; returns what was made, a line each."""
     made: list[str] = []
-    prepare(configs.load(path, overrides), workdir, made.append)
+    prepare(config_file.load(path, overrides), workdir, made.append)
     return made
 
 
@@ -27,7 +27,7 @@ ALL = [*ALL, "tokenising test"]
 
 def test_ids_are_the_text(tmp_path):
     path = tiny.write_config(tmp_path)
-    prepared = prepare(configs.load(path), tmp_path / "run", print)
+    prepared = prepare(config_file.load(path), tmp_path / "run", print)
     pairs = tiny.sentences(60, 0)
     train = prepared.splits["train"]
     assert len(train) == 60
@@ -45,9 +45,9 @@ def test_direction(tmp_path):
     path = tiny.write_config(
         tmp_path, data__corpus="phrases", tokenizer__vocab_size=400
     )
-    english = prepare(configs.load(path), tmp_path / "en", print)
+    english = prepare(config_file.load(path), tmp_path / "en", print)
     turned = ["--config.data.source_lang=de", "--config.data.target_lang=en"]
-    german = prepare(configs.load(path, turned), tmp_path / "de", print)
+    german = prepare(config_file.load(path, turned), tmp_path / "de", print)
     there, back = english.splits["test"].text(), german.splits["test"].text()
     assert there == back[::-1] and there[0] != there[1]
 
@@ -114,7 +114,7 @@ def test_before_the_first_checkpoint_all_may_change(tmp_path):
     assert run(path, tmp_path / "run", "--config.tokenizer.vocab_size=280") == ALL
     # the first vocabulary again, and a split once made is found again
     assert run(path, tmp_path / "run", "--config.model.d_ff=48") == ALL[:1]
-    saved = configs.read_workdir(tmp_path / "run")
+    saved = config_file.read_workdir(tmp_path / "run")
     assert saved.model.d_ff == 48
 
 

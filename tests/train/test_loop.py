@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from transformer_jax import checkpoint
-from transformer_jax.config import read_workdir
+from transformer_jax.config_file import read_workdir
 from transformer_jax.data.prepare import open_split
 from transformer_jax.train import loop
 

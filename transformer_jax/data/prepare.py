@@ -19,7 +19,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-from transformer_jax.config import SPLITS, Config, changes_the_run, read_workdir
+from transformer_jax.config import SPLITS, Config
+from transformer_jax.config_file import changes_the_run, read_workdir
 from transformer_jax.data import corpora, tokenizer
 from transformer_jax.data.tokenized import TokenizedCorpus, write_split
 from transformer_jax.data.tokenizer import Tokenizer
