@@ -211,6 +211,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     path = write_report(
         workdirs[0] / "evaluate", f"{name}-{checkpoint}", report, hypotheses
     )
+    _report(f"programs compiled: {translator.compilations}, one a length bucket")
     _report(f"written to {path}")
     _print_score(report, args.json)
 

@@ -177,7 +177,10 @@ def test_a_loss_that_stays_non_finite_stops_the_run(tmp_path, capsys):
     steps = ["--config.train.steps=40", "--config.train.max_bad_updates=3"]
     assert tiny.train(config, tmp_path / "run", [*steps]) == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "not finite for" in message and "config.train.learning_rate" in message
+    assert " is not finite, for 3 updates in a row at step " in message
+    assert (
+        "; in the forward pass " in message and "config.train.learning_rate" in message
+    )
     assert "last good checkpoint" in message
     assert not list((tmp_path / "run").rglob("*nan*"))
 

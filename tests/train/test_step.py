@@ -12,8 +12,15 @@ from transformer_jax import parallel
 from transformer_jax.config import ModelConfig, TrainConfig
 from transformer_jax.data.batching import Batch, Shape, make_batch
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.train import step as step_module
 from transformer_jax.train.optimizer import make_optimizer
-from transformer_jax.train.step import TrainState, init_state, train_step
+from transformer_jax.train.step import (
+    TrainState,
+    first_bad_output,
+    init_state,
+    train_step,
+    value_names,
+)
 
 CONFIG = ModelConfig(
     num_layers=1, d_model=12, d_ff=20, num_heads=2, d_k=5, d_v=7, dropout=0.2
@@ -163,6 +170,7 @@ def test_a_bad_update_is_skipped_and_counted(fresh):
     poisoned.params["embedding"]["table"] = table.at[token, 0].set(np.inf)
     state, metrics = plain_step()(poisoned, bad)
     assert int(metrics.bad_in_a_row) == int(metrics.bad_total) == 1
+    assert value_names(poisoned.params)[int(metrics.first_bad)] == "the loss"
     close(state.params, poisoned.params, 0)
     close(state.opt_state, poisoned.opt_state, 0)
     assert int(state.step) == 1  # the batch is used up
@@ -177,6 +185,35 @@ def test_a_bad_update_is_skipped_and_counted(fresh):
             jax.tree.leaves(state.params), jax.tree.leaves(fresh.params), strict=True
         )
     )
+
+
+def test_an_infinite_gradient_is_named_and_skipped(fresh, monkeypatch):
+    """The loss is finite: the square root of a bias, 0, has an infinite slope."""
+    plain = step_module.batch_loss
+
+    def steep(params, *args):
+        sums = plain(params, *args)
+        bias = params["decoder"]["layer_0"]["feed_forward"]["up"]["bias"]
+        return sums.replace(loss=sums.loss + jax.numpy.sqrt(bias[3]))
+
+    monkeypatch.setattr(step_module, "batch_loss", steep)
+    state, metrics = jax.jit(step_function(None))(fresh, batches(1)[0])
+    assert np.isfinite(metrics.sums.loss) and int(metrics.bad_total) == 1
+    name = value_names(fresh.params)[int(metrics.first_bad)]
+    assert name == "the gradient of decoder/layer_0/feed_forward/up/bias"
+    close(state.params, fresh.params, 0)
+    close(state.opt_state, fresh.opt_state, 0)
+
+
+def test_the_module_that_overflows_first_is_named(fresh):
+    model, batch = Transformer(CONFIG, VOCAB_SIZE), batches(1)[0]
+    assert first_bad_output(fresh.params, batch, model) is None
+    for side in ("decoder", "encoder"):
+        path = f"{side}/layer_0/feed_forward/up"
+        params = jax.tree.map(lambda x: x, fresh.params)
+        up = params[side]["layer_0"]["feed_forward"]["up"]
+        up["kernel"] = up["kernel"] * 1e30 * 1e30
+        assert first_bad_output(params, batch, model) == path
 
 
 def test_state_is_float32(fresh):

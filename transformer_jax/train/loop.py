@@ -32,7 +32,15 @@ from transformer_jax.train.metrics import (
     loss_metrics,
     train_metrics,
 )
-from transformer_jax.train.step import TrainState, eval_step, init_state, train_step
+from transformer_jax.train.step import (
+    StepMetrics,
+    TrainState,
+    eval_step,
+    first_bad_output,
+    init_state,
+    train_step,
+    value_names,
+)
 
 RUN_AHEAD = 2  # updates queued on the device before the host waits for one
 
@@ -138,6 +146,24 @@ class Trainer:
             f"chrF {score.chrf:.2f} [{score.chrf_signature}]"
         )
         return values | {"bleu": score.bleu, "chrf": score.chrf}
+
+    def not_finite(
+        self, state: TrainState, batch: Batch, metrics: StepMetrics, step: int
+    ) -> TrainingError:
+        """Returns the error that says what was not finite, after too many updates."""
+        params = parallel.unreplicate(state.params)
+        where = first_bad_output(params, batch, self.model)
+        what = value_names(params)[int(metrics.first_bad)]
+        most = self.config.train.max_bad_updates
+        self.checkpoints.wait()
+        good = self.checkpoints.steps()
+        return TrainingError(
+            f"{what} is not finite, for {most} updates in a row at step {step} "
+            "(config.train.max_bad_updates)"
+            + (f"; in the forward pass {where} is the first" if where else "")
+            + f"; the last good checkpoint is {good[-1] if good else 'none'}; lower "
+            "config.train.learning_rate or raise config.train.warmup_steps"
+        )
 
     @functools.cached_property
     def _translator(self) -> Translator:
@@ -247,7 +273,8 @@ def _run(
         batches = trainer.batches.from_batch(step)
         stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
         while step < config.steps and not signals:
-            state, metrics = trainer.update(state, next(batches))
+            batch = next(batches)
+            state, metrics = trainer.update(state, batch)
             step += 1
             pending.append(metrics)
             progress.advance(step)
@@ -271,7 +298,8 @@ def _run(
                 writer.write("train", step, values)
                 progress.log(len(hosts), seconds, values)
                 pending, logged = [], time.monotonic()
-                _stop_if_bad(trainer, int(hosts[-1].bad_in_a_row), step)
+                if int(hosts[-1].bad_in_a_row) >= config.max_bad_updates:
+                    raise trainer.not_finite(state, batch, hosts[-1], step)
             valid: dict[str, float] = {}
             if due["evaluate"] and "valid" in trainer.data.splits:
                 valid = trainer.validate(state, progress)
@@ -285,17 +313,3 @@ def _run(
         trainer.checkpoints.wait()
     if signals:
         raise Stopped(signals[0], step)
-
-
-def _stop_if_bad(trainer: Trainer, bad_in_a_row: int, step: int) -> None:
-    """Raises TrainingError where too many updates in a row were not finite."""
-    most = trainer.config.train.max_bad_updates
-    if bad_in_a_row >= most:
-        trainer.checkpoints.wait()
-        good = trainer.checkpoints.steps()
-        raise TrainingError(
-            f"loss or gradient not finite for {bad_in_a_row} updates in a row at step "
-            f"{step} (config.train.max_bad_updates = {most}); the last good checkpoint "
-            f"is {good[-1] if good else 'none'}; lower config.train.learning_rate or "
-            "raise config.train.warmup_steps"
-        )

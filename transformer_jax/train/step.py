@@ -35,6 +35,7 @@ class StepMetrics(flax.struct.PyTreeNode):
 
     sums: LossSums  # of the global batch
     gradient_norm: jax.Array  # [] float32, global L2 norm
+    first_bad: jax.Array  # [] int32, which of `value_names` is not finite first, or -1
     bad_in_a_row: jax.Array  # [] int32, as in the state
     bad_total: jax.Array
 
@@ -109,8 +110,10 @@ def train_step(
     (_, sums), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     sums, gradients = sum_over((sums, gradients), axis_name)
 
-    norm = optax.tree.norm(gradients)
-    good = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
+    squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)]
+    norm = jnp.sqrt(sum(squares))
+    bad = ~jnp.isfinite(jnp.stack([sums.loss, *squares]))
+    good = ~bad.any()
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
 
@@ -126,7 +129,42 @@ def train_step(
         bad_in_a_row=bad_in_a_row,
         bad_total=bad_total,
     )
-    return new_state, StepMetrics(sums, norm, bad_in_a_row, bad_total)
+    first_bad = jnp.where(good, -1, jnp.argmax(bad)).astype(jnp.int32)
+    return new_state, StepMetrics(sums, norm, first_bad, bad_in_a_row, bad_total)
+
+
+def value_names(params: Params) -> list[str]:
+    """Returns the names that `StepMetrics.first_bad` counts."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    parts = ["/".join(key.key for key in path) for path in paths]
+    return ["the loss", *(f"the gradient of {name}" for name in parts)]
+
+
+def first_bad_output(params: Params, batch: Batch, model: Transformer) -> str | None:
+    """Returns the first module, as the forward pass runs, with an output not finite.
+
+    For the error message of a run that stops; without dropout, on one device.
+    """
+    names: list[str] = []
+
+    def forward(params: Params) -> list[jax.Array]:
+        finite = []
+
+        def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            result = call(*args, **kwargs)
+            if context.method_name == "__call__" and context.module.path:
+                names.append("/".join(context.module.path))
+                leaves = jax.tree.leaves(result)
+                finite.append(jnp.stack([jnp.isfinite(x).all() for x in leaves]).all())
+            return result
+
+        inputs = batch.source, batch.source_length, batch.target_in
+        with nn.intercept_methods(watch):
+            model.apply({"params": params}, *inputs, method="hidden")
+        return finite
+
+    finite = jax.device_get(jax.jit(forward)(params))
+    return next((n for n, ok in zip(names, finite, strict=True) if not ok), None)
 
 
 def eval_step(
