@@ -242,7 +242,15 @@ class Transformer(nn.Module):
 
         Returns:
             Logits of the next token, `[N, V] float32`, and the cache one longer.
+
+        Raises:
+            ValueError: `tokens` has another shape; a prefix is fed token by token.
         """
+        rows = cache.past[0][0].shape[0]
+        if tokens.shape != (rows,):
+            raise ValueError(
+                f"decode_step takes one token a row, [{rows}], not {tokens.shape}"
+            )
         x = self._embed(tokens[:, None], cache.index)
         x, past = self.decoder(x, cache.memory, True, cache)
         logits = self._logits(x)[:, 0]
