@@ -8,6 +8,7 @@ there every function is given its section, never the whole.
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -197,6 +198,8 @@ def convert(value: Any, kind: Any, where: str) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise ConfigError(f"{where} is {value}; it must be a finite number")
         return float(value)
     if kind is int and isinstance(value, int | float) and not isinstance(value, bool):
         if float(value).is_integer():
