@@ -9,7 +9,7 @@ import tiny
 
 from transformer_jax import config as configs
 from transformer_jax import config_file
-from transformer_jax.config import Config
+from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import ConfigError
 
 
@@ -32,6 +32,26 @@ def test_defaults_are_the_base_model_of_the_paper():
     assert (config.decode.beam_size, config.decode.alpha) == (4, 0.6)
     assert config.decode.max_extra_length == 50
     assert (model.norm, model.positions) == ("post", "sinusoidal")
+    assert (model.attention_bias, model.max_length, model.dtype) == (False, 256, "auto")
+    # The variants of other toolkits are off.
+    assert dataclasses.astuple(model)[12:] == (
+        *(0, "auto", 1e-6, "relu"),
+        *(True, True, False, 0.0),
+        *(False, "interleaved", 0, False),
+    )
+    assert (model.decoder_depth, model.ends_in_norm) == (6, False)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_derived_fields_of_the_model(norm):
+    def model(**fields):
+        return ModelConfig(norm=norm, **fields)
+
+    assert model(final_norm="auto").ends_in_norm is (norm == "pre")
+    assert model(final_norm="on").ends_in_norm is True
+    assert model(final_norm="off").ends_in_norm is False
+    assert model(num_layers=5).decoder_depth == 5
+    assert model(num_layers=5, decoder_layers=2).decoder_depth == 2
 
 
 @pytest.mark.parametrize(
@@ -115,6 +135,75 @@ def test_wrong_fields_are_named(tmp_path, override, named):
         load(tiny.write_config(tmp_path), override)
     assert named in str(error.value)
     assert "\n" not in str(error.value)
+
+
+# For each field of the model a value that it cannot have.
+WRONG = {
+    **dict.fromkeys(("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v"), 0),
+    "dropout": 1.0,
+    "norm": "middle",
+    "positions": "relative",
+    "attention_bias": "maybe",
+    "max_length": 0,
+    "dtype": "float64",
+    "decoder_layers": -1,
+    "final_norm": "sometimes",
+    "norm_epsilon": 0.0,
+    "activation": "maxout",
+    "share_embeddings": 1,
+    "tie_output": "yes",
+    "output_bias": 0.5,
+    "embedding_scale": -1.0,
+    "zero_start": "bos",
+    "position_layout": "thirds",
+    "position_offset": -1,
+    "position_stretch": 2,
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ModelConfig)])
+def test_wrong_values_of_the_model_are_named(field):
+    wrong = WRONG[field]
+    with pytest.raises(ConfigError) as error:
+        configs.from_dict({"model": {field: wrong}})
+    assert str(error.value).startswith(f"config.model.{field} is {wrong!r}; ")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-6])
+@pytest.mark.parametrize(
+    "field",
+    ["model.norm_epsilon", "model.embedding_scale", "train.learning_rate"],
+)
+def test_numbers_are_finite_and_not_negative(field, value):
+    section, key = field.split(".")
+    with pytest.raises(ConfigError, match=f"config.{field} is {value}"):
+        configs.from_dict({section: {key: value}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"position_layout": "halves"}, ("position_layout", "positions")),
+        ({"position_offset": 1}, ("position_offset", "positions")),
+        ({"position_stretch": True}, ("position_stretch", "positions")),
+    ],
+)
+def test_fields_of_sinusoids_with_learned_positions(fields, named):
+    assert not configs.check(Config(model=ModelConfig(positions="learned")))
+    model = ModelConfig(positions="learned", **fields)
+    (fault,) = configs.check(Config(model=model))
+    assert all(name in fault for name in named)
+
+
+def test_sizes_that_sinusoids_need():
+    def faults(**fields):
+        return configs.check(Config(model=ModelConfig(**fields)))
+
+    assert not faults(d_model=2) and not faults(d_model=4, position_stretch=True)
+    assert not faults(d_model=15, positions="learned")
+    assert "d_model is 15" in faults(d_model=15)[0]
+    (fault,) = faults(d_model=2, position_stretch=True)
+    assert "d_model is 2" in fault and "position_stretch" in fault
 
 
 def test_all_faults_come_together(tmp_path):
