@@ -10,8 +10,8 @@ from transformer_jax.config import nearest
 from transformer_jax.errors import ConfigError
 
 DECODING = (  # the fields of DecodeConfig
-    "beam_size alpha penalty coverage max_extra_length max_length min_length "
-    "no_repeat_ngram sample temperature top_k top_p seed mbr batch_size"
+    "beam_size alpha penalty coverage early_stop max_extra_length max_length "
+    "min_length no_repeat_ngram sample temperature top_k top_p seed mbr batch_size"
 )
 
 # What a verb does, an example, and its options, of which OPTIONS says the rest.
@@ -141,6 +141,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "alpha": {"type": float, "help": "length penalty exponent"},
     "penalty": {"help": "gnmt, ((5 + n) / 6)^alpha, or length, n^alpha"},
     "coverage": {"type": float, "help": "weight of GNMT's coverage penalty"},
+    "early_stop": {
+        "action": "store_true",
+        "default": None,
+        "help": "stop at beam_size endings, even if a better one may come, as other "
+        "toolkits do; faster",
+    },
     "max_extra_length": {
         "type": _natural,
         "help": "output is at most so much longer than the source, in pieces",

@@ -137,6 +137,7 @@ class DecodeConfig:
     alpha: float = 0.6  # exponent of the length penalty; 0 ranks by log-probability
     penalty: str = "gnmt"  # ((5 + n) / 6)^alpha, or length: n^alpha
     coverage: float = 0.0  # weight of GNMT's coverage penalty
+    early_stop: bool = False  # at beam_size endings, though a better may come
     max_extra_length: int = 50  # output is at most source pieces + this, EOS included
     max_length: int = 0  # and at most so many pieces, EOS included; 0: no other limit
     min_length: int = 0  # and at least so many before EOS

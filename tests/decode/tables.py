@@ -104,6 +104,15 @@ def search(
     )
 
 
+def as_arrays(prefixes: list[tuple[int, ...]], longest: int = 5) -> Prefix:
+    """Returns prefixes of other lengths as what the search takes."""
+    tokens = np.zeros((len(prefixes), longest), np.int32)
+    for row, prefix in zip(tokens, prefixes, strict=True):
+        row[: len(prefix)] = prefix
+    lengths = np.asarray([len(p) for p in prefixes], np.int32)
+    return Prefix(jnp.asarray(tokens), jnp.asarray(lengths))
+
+
 def read(hypotheses: Hypotheses, row: int) -> list[Found]:
     """Returns the hypotheses that exist; those that do not must come last."""
     scores = np.asarray(hypotheses.score[row])
@@ -187,6 +196,7 @@ def plain_search(
     rules: Rules = FREE,
     kind: str = "gnmt",
     stop: bool = True,
+    early_stop: bool = False,
 ) -> list[Found]:
     """Beam search for one sentence, from the definition; sorts are stable.
 
@@ -199,6 +209,8 @@ def plain_search(
         rules: what is allowed.
         kind: of the length penalty.
         stop: False goes on to the limit.
+        early_stop: endings count among the best `beam_size` candidates only, and as
+            many of them are enough.
     """
     nodes, vocab_size = log_probs.shape
     live = [Found((), 0.0, 0.0)]
@@ -216,10 +228,12 @@ def plain_search(
                     candidates.append(Found(tokens, total, score))
         candidates.sort(key=lambda c: -c.log_prob)
         candidates = candidates[: 2 * beam_size if beam_size > 1 else 1]
-        finished += [c for c in candidates if c.tokens[-1] == EOS]
+        counting = candidates[:beam_size] if early_stop else candidates
+        finished += [c for c in counting if c.tokens[-1] == EOS]
         finished = sorted(finished, key=lambda c: -c.score)[:beam_size]
         live = [c for c in candidates if c.tokens[-1] != EOS][:beam_size]
-        if not live or length == limit:
+        enough = early_stop and len(finished) == beam_size
+        if not live or length == limit or enough:
             break
         ends = range(length + 1, limit + 1)
         best = max(live[0].log_prob / penalty(m, alpha, kind) for m in ends)

@@ -206,6 +206,24 @@ def test_narrow_beams_equal_the_plain_search(
     assert sum(limit > length for limit, length in lengths) > 10  # limit not reached
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_early_stop_equals_the_plain_search(
+    hashed: tuple[np.ndarray, np.ndarray], beam_size: int
+) -> None:
+    options, changed = DecodeConfig(beam_size=beam_size, early_stop=True), 0
+    for alpha, tables, limits in zip(ALPHAS, *hashed, strict=True):
+        log_probs = log_probs_of(tables)
+        hypotheses = search(
+            tables, limits, alpha, options=options, max_length=LONG, nbest=beam_size
+        )
+        for row, found in enumerate(read_all(hypotheses)):
+            settings = (log_probs[row], int(limits[row]), alpha, beam_size, beam_size)
+            expected = plain_search(*settings, stop=False, early_stop=True)
+            assert_same(found, expected)
+            changed += expected != plain_search(*settings)
+    assert changed > 10 or beam_size == 1
+
+
 def test_one_beam_is_greedy(hashed: tuple[np.ndarray, np.ndarray]) -> None:
     tables, limits = hashed[0][2], hashed[1][2]
     log_probs = log_probs_of(tables)

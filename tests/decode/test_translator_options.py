@@ -200,13 +200,14 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(ensemble, lines):
     found = [f[0] for f in ensemble.translate(lines, DECODE)]
     tokenizer, model = ensemble.tokenizer, ensemble.models[0]
     targets = [" ".join(h.tokens) for h in found]
-    sides = [
+    sides: list[Any] = [
         [np.asarray(ids, np.int32) for ids in side]
         for side in (tokenizer.encode(lines), tokenizer.ids(targets))
     ]
-    batch = batching.make_batch(*sides, batching.Shape(len(lines), 32, 32))
+    shape = batching.Shape(len(lines), 32, 32)
+    batch = batching.make_batch(sides[0], sides[1], shape)
     apply: Any = jax.jit(model.apply)
-    total = 0.0
+    total = np.zeros((*batch.target_out.shape, tokenizer.vocab_size), np.float32)
     for params in ensemble.params:
         variables = {"params": parallel.unreplicate(params)}
         logits = apply(variables, batch.source, batch.source_length, batch.target_in)

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_jax.config import ModelConfig
-from transformer_jax.decode.beam_search import beam_search
+from transformer_jax.config import DecodeConfig, ModelConfig
+from transformer_jax.decode.search import search as run_search
 from transformer_jax.model.transformer import Cache, Transformer
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -286,7 +286,7 @@ def test_a_wrong_field_shows(changes: dict[str, Any], least: float) -> None:
     assert difference(**changes) > least
 
 
-def search(alpha: float, beam_size: int, length: int) -> Any:
+def search(options: DecodeConfig, length: int) -> Any:
     """Returns the hypotheses of all names: the one call of our search."""
     given, model = names(), model_of(CONFIG)
 
@@ -306,24 +306,23 @@ def search(alpha: float, beam_size: int, length: int) -> Any:
             logits = jnp.where(index == 0, ended, logits)
             return logits, (cache.past, cache.index)
 
-        cache = model.init_cache(memory, beam_size, length)
-        return beam_search(
+        cache = model.init_cache(memory, options.beam_size, length)
+        return run_search(
             step,
             (cache.past, cache.index),
             jnp.full(len(given.golden), length, jnp.int32),
-            beam_size=beam_size,
+            options,
             max_length=length,
-            alpha=alpha,
             bos_id=given.target_ids[START],
             eos_id=given.target_ids[END],
-            nbest=beam_size,
+            nbest=options.beam_size,
         )
 
     return jax.device_get(run(params()))
 
 
-# The toolkit stops as soon as it has four finished hypotheses. Ours goes on while a
-# live one can still be among the best four: here (name, rank) it finds better ones.
+# Where ours finds a better one, as (name, rank), since it goes on while a live
+# hypothesis can still be among the best four. With `early_stop` it finds the same.
 BETTER = {
     0.0: {(2, 3), (22, 3), (25, 3)},
     0.6: {(2, 3), (6, 3), (25, 3)},
@@ -331,22 +330,24 @@ BETTER = {
 }
 
 
-# Its scores are divided by n^alpha, the end counted, not by ((5 + n) / 6)^alpha: its
-# other results, of 0.6 and 1.0, need a search that can do the same.
-@pytest.mark.parametrize("alpha", [0.0])
-def test_beam_search_finds_the_same_names(alpha: float) -> None:
-    given, beam_size, better = names(), 4, set()
-    found = search(alpha, beam_size, length=40)
-    for row, case in enumerate(given.golden):
-        expected = case[f"beam{beam_size}_alpha{alpha}"]
-        assert len(expected) == beam_size
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("alpha", BETTER)
+def test_beam_search_finds_the_same_names(alpha: float, early_stop: bool) -> None:
+    """The toolkit divides by n^alpha and stops at four endings."""
+    options = DecodeConfig(
+        beam_size=4, alpha=alpha, penalty="length", early_stop=early_stop
+    )
+    found, better = search(options, length=40), set()
+    for row, case in enumerate(names().golden):
+        expected = case[f"beam4_alpha{alpha}"]
+        assert len(expected) == 4
         for beam, hypothesis in enumerate(expected):
             size, score = found.length[row, beam], found.score[row, beam]
             ids = found.tokens[row, beam, :size]
-            pieces = [given.target_pieces[i] for i in ids]
+            pieces = [names().target_pieces[i] for i in ids]
             if pieces == [*hypothesis["tokens"], END]:
                 assert abs(score - hypothesis["score"]) < TOLERANCE, (row, beam)
             else:
                 assert score > hypothesis["score"], (row, beam)
                 better.add((row, beam))
-    assert better == BETTER[alpha]
+    assert better == (set() if early_stop else BETTER[alpha])

@@ -138,6 +138,8 @@ def search(
     Beam search: a source is done when its `nbest` finished hypotheses cannot be beaten
     any more by a live one. Ties go to the lower beam, then to the lower token id. With
     one beam it is greedy: the most probable token at each step, until that is EOS.
+    With `early_stop` an ending counts only among the `beam_size` best candidates of its
+    step, and a source is done at `beam_size` endings, as in other toolkits.
     Sampling: `nbest` independent draws of each source.
 
     Args:
@@ -195,8 +197,11 @@ def search(
         else:
             parents, tokens = _best_extensions(search.live, allowed)
         candidates = _extend(search, allowed, attended, parents, tokens)
-        ended = _column(candidates, search.length) == eos_id
-        alive = jnp.where(ended, IMPOSSIBLE, candidates.log_prob)
+        is_eos = _column(candidates, search.length) == eos_id
+        alive = jnp.where(is_eos, IMPOSSIBLE, candidates.log_prob)
+        ended = is_eos
+        if options.early_stop:
+            ended &= jnp.arange(ended.shape[1]) < beams
         candidates = candidates.replace(
             score=jnp.where(ended, score(candidates), IMPOSSIBLE)
         )
@@ -218,6 +223,8 @@ def search(
         if not options.sample:
             bound = best_possible(best_live, length, limits, options)
             done |= finished.score[:, nbest - 1] >= bound
+        if options.early_stop:
+            done |= (finished.score > IMPOSSIBLE).all(axis=1)
         # A source that was done stays as it was, whatever else is in the batch.
         stays = search.done[:, None]
         return _Search(
