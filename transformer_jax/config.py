@@ -53,6 +53,7 @@ class TokenizerConfig:
     character_coverage: float = 1.0  # share of characters that get a piece
     byte_fallback: bool = True  # spell what has no piece in UTF-8 bytes
     train_lines: int = 5_000_000  # lines sampled, by train.seed, to train it on
+    hard_vocab_limit: bool = True  # False: fewer pieces where the text gives no more
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,6 +154,8 @@ def _make_tokenizer(
     else:
         corpus = corpora.fingerprint(config.data, "train")
         settings = dataclasses.asdict(config.tokenizer)
+        if settings["hard_vocab_limit"]:  # older runs have no such field
+            del settings["hard_vocab_limit"]
         recipe = _digest([corpus, settings, config.train.seed])
     if not path.exists() or recorded["tokenizer"] != recipe:
         if begun:

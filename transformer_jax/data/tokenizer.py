@@ -3,11 +3,15 @@
 Text is encoded as it stands, but for white space: runs of blanks become one and blanks
 at the ends go, as SentencePiece does it, whose own mark U+2581 counts as a blank, too.
 No Unicode normalisation. Special ids never come out of text: a typed `</s>` is spelled
-like any other characters.
+like any other characters. Only the unknown id does, where a vocabulary without byte
+fallback has no piece for a character. Its text is U+FFFD, in place, without blanks, so
+that what is encoded and decoded again stays as it is.
 """
 
+import functools
 import hashlib
 import io
+import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
@@ -23,6 +27,12 @@ EOS_ID = 1
 UNK_ID = 2
 BOS_ID = 3
 SPECIAL_IDS = (PAD_ID, EOS_ID, UNK_ID, BOS_ID)
+
+UNKNOWN = "\ufffd"  # the text of UNK_ID
+BLANK = "\u2581"  # SentencePiece's mark for a blank
+
+# What SentencePiece would take for its own marks in the text it learns from.
+_MARKS = re.compile(r"<(?=(?:/?s|pad|unk|0x[0-9A-F]{2})>)")
 
 
 class Tokenizer:
@@ -69,6 +79,11 @@ class Tokenizer:
         """Number of pieces, special ids included."""
         return self._processor.get_piece_size()
 
+    @functools.cached_property
+    def byte_ids(self) -> list[int]:
+        """The pieces that stand for a single byte."""
+        return [i for i in range(self.vocab_size) if self._processor.is_byte(i)]
+
     @property
     def fingerprint(self) -> str:
         """A hash of the model."""
@@ -81,10 +96,22 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids`, special ids left out, as a single line.
 
-        Byte pieces join to characters; bytes that are no UTF-8 become U+FFFD.
+        Byte pieces join to characters; bytes that are no UTF-8 become U+FFFD, as do
+        unknown pieces, which are one where they stand in a row.
         """
         plain = [int(i) for i in ids if int(i) not in (PAD_ID, EOS_ID, BOS_ID)]
-        return re.sub(r"[\r\n]", " ", self._processor.decode(plain))
+        text = "" if UNK_ID in plain else self._processor.decode(plain)
+        if UNK_ID in plain:
+            for unknown, part in itertools.groupby(plain, lambda i: i == UNK_ID):
+                text += UNKNOWN if unknown else self._decode_part(list(part), not text)
+        return re.sub(r"[\r\n]", " ", text)
+
+    def _decode_part(self, ids: list[int], first: bool) -> str:
+        """Decodes what stands between unknown pieces, the blanks before it included."""
+        text = self._processor.decode(ids)
+        spelled = "".join(self.pieces(ids))
+        blanks = len(spelled) - len(spelled.lstrip(BLANK))
+        return text if first else " " * blanks + text.lstrip(" ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the piece of each id."""
@@ -143,20 +170,19 @@ def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer
     Raises:
         DataError: the text is too small for the vocabulary, or empty.
     """
-    # NUL ends SentencePiece's C strings; to the vocabulary it is a blank.
-    sample = (line.replace("\0", " ") for line in lines if line.strip())
-    sample = sample_lines(sample, config.train_lines, seed)
+    sample = sample_lines(filter(str.strip, lines), config.train_lines, seed)
     if not sample:
         raise DataError("no text to train a vocabulary on: every line is empty")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sample),
+            sentence_iterator=map(_readable, sample),
             model_writer=model,
             model_type=config.model_type,
             vocab_size=config.vocab_size,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
+            hard_vocab_limit=config.hard_vocab_limit,
             normalization_rule_name="identity",
             max_sentence_length=1 << 16,
             pad_id=PAD_ID,
@@ -170,13 +196,23 @@ def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer
     return Tokenizer(model.getvalue(), "the new vocabulary")
 
 
+def _readable(line: str) -> str:
+    """Returns a line of which SentencePiece learns all that is not a blank.
+
+    NUL would end its C strings, lines with U+2585 would be left out, and what looks
+    like one of its own marks would be cut out.
+    """
+    return _MARKS.sub("< ", line.replace("\0", " ").replace("\u2585", " "))
+
+
 def _explain(error: RuntimeError, config: TokenizerConfig, lines: int) -> DataError:
     """Turns SentencePiece's complaint about the size into one with a mend."""
     size = f"config.tokenizer.vocab_size = {config.vocab_size}"
     if most := re.search(r"<= (\d+)", str(error)):
         return DataError(
             f"{size} is too large for {lines} lines of text; set it to "
-            f"{most.group(1)} or less"
+            f"{most.group(1)} or less, or config.tokenizer.hard_vocab_limit to false "
+            "for as many as there are"
         )
     if least := re.search(r"required_chars\W+\d+ vs (\d+)", str(error)):
         return DataError(
