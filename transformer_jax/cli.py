@@ -154,12 +154,17 @@ def _prepare(args: argparse.Namespace) -> None:
 
     config = load(args.config, args.overrides)
     prepared = prepare(config, args.workdir, _report)
-    _report(f"vocabulary  {prepared.tokenizer.vocab_size:,} pieces")
+    limit = f", {config.tokenizer.vocab_size:,} asked for"
+    soft = not (config.tokenizer.hard_vocab_limit or config.tokenizer.model_path)
+    size = prepared.tokenizer.vocab_size
+    _report(f"vocabulary  {size:,} pieces{limit if soft else ''}")
     for split, corpus in prepared.splits.items():
         counts = ", ".join(
             f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()
         )
         _report(f"{split:11} {counts}: {corpus.folder}")
+        if spelling := corpus.spelling():
+            _report(f"{'':11} {spelling}")
 
 
 def _train(args: argparse.Namespace) -> int:

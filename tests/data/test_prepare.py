@@ -1,5 +1,7 @@
 """Preparation: ids that are the text, found again, never half, bound to the run."""
 
+import dataclasses
+import hashlib
 import json
 import pathlib
 import shutil
@@ -9,8 +11,10 @@ import pytest
 import tiny
 
 from transformer_jax import config_file
+from transformer_jax.data import corpora, tokenized
 from transformer_jax.data.prepare import open_split, prepare
 from transformer_jax.data.tokenized import TokenizedCorpus
+from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import ConfigError, DataError
 
 
@@ -104,6 +108,97 @@ def test_left_out_pairs_are_counted(tmp_path):
     counts = {"read": 63, "kept": 60, "empty": 2, "too_long": 1}
     assert corpus.manifest["counts"] == counts
     assert corpus.lengths().max() <= 32
+
+
+def with_rare_letters(folder: pathlib.Path) -> None:
+    """Writes the corpus with one rare letter in train and three in test."""
+    tiny.write_corpus(folder)
+    for name, extra in (
+        ("train.en", "a ж b"),
+        ("train.de", "B A"),
+        ("test.en", "a 😀"),
+        ("test.de", "Я жж A"),
+    ):
+        with (folder / name).open("a", encoding="utf-8") as file:
+            file.write(extra + "\n")
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_unknown_pieces_and_bytes_are_counted(
+    tmp_path, capsys, monkeypatch, model_type, byte_fallback
+):
+    monkeypatch.setattr(tokenized, "PART", 7)
+    with_rare_letters(tmp_path)
+    path = tiny.write_config(
+        tmp_path,
+        tokenizer__model_type=model_type,
+        tokenizer__byte_fallback=byte_fallback,
+        tokenizer__vocab_size=2000,
+        tokenizer__hard_vocab_limit=False,
+        tokenizer__character_coverage=0.998,
+    )
+    workdir = tmp_path / "run"
+    assert tiny.run("prepare", f"--config={path}", f"--workdir={workdir}") == 0
+    err = capsys.readouterr().err
+    kind, other = ("bytes", "unknown") if byte_fallback else ("unknown", "bytes")
+    expected = {  # ж and Я have two bytes, 😀 four; two unknown in a row are one
+        "train": {"source": 2 if byte_fallback else 1, "target": 0},
+        "valid": {"source": 0, "target": 0},
+        "test": {
+            "source": 4 if byte_fallback else 1,
+            "target": 6 if byte_fallback else 2,
+        },
+    }
+    vocabulary = Tokenizer.load(workdir / "tokenizer.model")
+    for split, sides in expected.items():
+        corpus = open_split(workdir, split)
+        for side, count in sides.items():
+            ids = getattr(corpus, side).ids
+            counts = {"all": len(ids), kind: count, other: 0}
+            assert corpus.manifest["pieces"][side] == counts
+            share = f"{count} ({count / len(ids):.2%})" if count else "0"
+            assert f"{side} {len(ids)} pieces" in corpus.spelling()
+            assert f"{share} {kind}" in corpus.spelling()
+            # Every piece of the corpus is one of the vocabulary.
+            assert ids.max() < vocabulary.vocab_size
+            assert len(vocabulary.pieces(ids.tolist())) == len(ids)
+        assert corpus.spelling() in err
+    assert f"vocabulary  {vocabulary.vocab_size} pieces, 2,000 asked for" in err
+
+
+def test_a_corpus_whose_pieces_were_not_counted_is_used_as_it_is(tmp_path, capsys):
+    path = tiny.write_config(tmp_path)
+    run(path, tmp_path / "run")
+    for file in (tmp_path / "run" / "data").glob("*/manifest.json"):
+        manifest = json.loads(file.read_text())
+        del manifest["pieces"]
+        file.write_text(json.dumps(manifest))
+    assert open_split(tmp_path / "run", "test").spelling() == ""
+    verb = ("prepare", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+    assert tiny.run(*verb) == 0
+    err = capsys.readouterr().err
+    assert "unknown" not in err and "tokenising" not in err
+
+
+def test_a_run_from_before_the_soft_limit_goes_on(trained, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    values = json.loads((workdir / "config.json").read_text())
+    assert values["tokenizer"].pop("hard_vocab_limit") is True
+    (workdir / "config.json").write_text(json.dumps(values))
+    path = str(trained.parent / "corpus" / "config.py")
+    config = config_file.load(path)
+    settings = dataclasses.asdict(config.tokenizer)
+    del settings["hard_vocab_limit"]
+    corpus = corpora.fingerprint(config.data, "train")
+    made_of = json.dumps([corpus, settings, config.train.seed], sort_keys=True)
+    recorded = json.loads((workdir / "data.json").read_text())["tokenizer"]
+    assert recorded == hashlib.sha256(made_of.encode()).hexdigest()
+    assert run(path, workdir) == []
+    soft = "--config.tokenizer.hard_vocab_limit=false"
+    with pytest.raises(ConfigError, match="hard_vocab_limit: True -> False"):
+        run(path, workdir, soft)
 
 
 def test_before_the_first_checkpoint_all_may_change(tmp_path):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,7 +17,7 @@ import tiny
 
 from transformer_jax import checkpoint
 from transformer_jax.config_file import read_workdir
-from transformer_jax.data.prepare import open_split
+from transformer_jax.data.prepare import open_split, prepare
 from transformer_jax.train import loop
 
 
@@ -65,6 +66,19 @@ def test_what_a_run_leaves(trained):
     # the last 3, and the best by BLEU
     kept = {p.name for p in (trained / "checkpoints").iterdir() if p.name.isdecimal()}
     assert kept >= {"4", "6", "8"} and len(kept) <= 4
+
+
+def test_the_start_block_says_how_each_split_is_spelled(trained):
+    config = read_workdir(trained)
+    data = prepare(config, trained, print)
+    trainer = loop.Trainer(config, trained, data, print)
+    nothing = SimpleNamespace(params={}, step=0)
+    lines = loop.start_block(trainer, nothing)  # pyright: ignore[reportArgumentType]
+    trainer.checkpoints.close()
+    for split, corpus in data.splits.items():
+        (at,) = [i for i, line in enumerate(lines) if line.split()[0] == split]
+        assert lines[at + 1].strip() == corpus.spelling()
+        assert lines[at + 1].count(" 0 unknown") == 2
 
 
 def test_loss_falls(trained):

@@ -202,8 +202,8 @@ def _tokenize(
         partial.mkdir(parents=True)
         pairs = corpora.read_pairs(config.data, split)
         longest = config.model.max_length
-        counts = write_split(pairs, split == "train", vocabulary, longest, partial)
-        manifest = {"recipe": recipe, "counts": counts}
+        found = write_split(pairs, split == "train", vocabulary, longest, partial)
+        manifest = {"recipe": recipe, **found}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         partial.rename(final)
     corpus = TokenizedCorpus(final)

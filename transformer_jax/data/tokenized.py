@@ -4,7 +4,7 @@
            source.offsets.npy   where each sentence starts, and the end
            target.ids.npy, target.offsets.npy
            source.txt, target.txt   the text (valid and test)
-           manifest.json        what made it, and what was counted
+           manifest.json        what made it; pairs and pieces, counted
 
 Ids are without BOS and EOS, in the smallest type that holds the vocabulary.
 """
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from transformer_jax.data import corpora
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import UNK_ID, Tokenizer
 
 CHUNK = 10_000  # pairs tokenised at a time
+PART = 1 << 24  # ids copied at a time
 
 
 class TokenizedSide:
@@ -59,6 +60,18 @@ class TokenizedCorpus:
         sides = (self.source, self.target)
         return np.stack([np.diff(side.offsets) + 1 for side in sides], axis=1)
 
+    def spelling(self) -> str:
+        """Says, in a line, how many pieces of each side are unknown or single bytes.
+
+        Returns "" for a corpus that was tokenised before they were counted.
+        """
+        return "; ".join(
+            f"{side} {counts['all']:,} pieces, "
+            f"{_share(counts['unknown'], counts['all'])} unknown, "
+            f"{_share(counts['bytes'], counts['all'])} bytes"
+            for side, counts in self.manifest.get("pieces", {}).items()
+        )
+
     def text(self) -> tuple[list[str], list[str]]:
         """Returns the sentences of both sides as they were read (valid and test)."""
         return tuple(  # pyright: ignore[reportReturnType]
@@ -73,7 +86,7 @@ def write_split(
     vocabulary: Tokenizer,
     max_length: int,
     folder: pathlib.Path,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Writes the arrays and the text of a split into `folder`.
 
     Args:
@@ -85,7 +98,8 @@ def write_split(
         folder: an existing, empty folder.
 
     Returns:
-        How many pairs were read, kept and left out, by reason.
+        `counts`: how many pairs were read, kept and left out, by reason. `pieces`: for
+        each side how many there are in all, and how many are unknown or single bytes.
     """
     counts = Counter(read=0, kept=0, empty=0, too_long=0)
     sides = [_SideWriter(folder, name, vocabulary) for name in ("source", "target")]
@@ -103,16 +117,14 @@ def write_split(
             counts["kept"] += 1
             for side, line, sentence in zip(sides, text, ids, strict=True):
                 side.add(None if training else line, sentence)
-    for side in sides:
-        side.close()
-    return dict(counts)
+    return {"counts": dict(counts), "pieces": {s.name: s.close() for s in sides}}
 
 
 class _SideWriter:
     """Appends ids to a raw file, so that a corpus of any size needs little memory."""
 
     def __init__(self, folder: pathlib.Path, name: str, vocabulary: Tokenizer) -> None:
-        self.folder, self.name = folder, name
+        self.folder, self.name, self.vocabulary = folder, name, vocabulary
         self.dtype = np.min_scalar_type(vocabulary.vocab_size - 1)
         self.raw = folder / f"{name}.raw"
         self.ids = self.raw.open("wb")
@@ -125,20 +137,33 @@ class _SideWriter:
         self.ids.write(np.asarray(ids, self.dtype).tobytes())
         self.offsets.append(self.offsets[-1] + len(ids))
 
-    def close(self) -> None:
+    def close(self) -> dict[str, int]:
+        """Makes the arrays; returns how many pieces of each kind they hold."""
         self.ids.close()
         self.text.close()
         ids = np.lib.format.open_memmap(
             self.folder / f"{self.name}.ids.npy", "w+", self.dtype, (self.offsets[-1],)
         )
+        size = self.vocabulary.vocab_size
+        times = np.zeros(size, np.int64)  # that each piece comes
         with self.raw.open("rb") as raw:
-            for start in range(0, len(ids), 1 << 24):
-                part = ids[start : start + (1 << 24)]
+            for start in range(0, len(ids), PART):
+                part = ids[start : start + PART]
                 part[:] = np.fromfile(raw, self.dtype, len(part))
+                times += np.bincount(part, minlength=size)
         ids.flush()
         self.raw.unlink()
         offsets = np.asarray(self.offsets, np.int64)
         np.save(self.folder / f"{self.name}.offsets.npy", offsets)
+        return {
+            "all": int(times.sum()),
+            "unknown": int(times[UNK_ID]),
+            "bytes": int(times[self.vocabulary.byte_ids].sum()),
+        }
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} ({count / total:.2%})" if count else "0"
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

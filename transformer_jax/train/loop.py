@@ -250,6 +250,8 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
         lines.append(
             f"{split:11} {counts['kept']:,} pairs kept of {counts['read']:,} ({left})"
         )
+        if spelling := corpus.spelling():
+            lines.append(f"{'':11} {spelling}")
     lines.append(
         f"checkpoints the last {config.train.keep_last} and the best by valid BLEU, "
         f"every {config.train.save_every} steps"
