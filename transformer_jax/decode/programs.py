@@ -126,20 +126,29 @@ def make_step(
 def make_score(models: Sequence[Transformer]) -> Callable[[Params, Batch], jax.Array]:
     """Returns log P(target | source) `[R] float32` as a function of a batch of pairs.
 
-    EOS is included; the pass is teacher-forced.
+    EOS is included; the pass is teacher-forced. Logits, the largest array by far, are
+    made a sentence at a time.
     """
 
     def score(params: Params, batch: Batch) -> jax.Array:
         inputs = batch.source, batch.source_length, batch.target_in
-        logits: Any = [
-            model.apply({"params": weights}, *inputs)
+        hidden = [
+            model.apply({"params": weights}, *inputs, method="hidden")
             for model, weights in zip(models, params, strict=True)
         ]
-        log_probs = jax.nn.log_softmax(mean_probability(logits))
-        targets = jnp.asarray(batch.target_out)
-        chosen = jnp.take_along_axis(log_probs, targets[..., None], -1)[..., 0]
-        real = jnp.arange(targets.shape[1]) < batch.target_length[:, None]
-        return jnp.where(real, chosen, 0).sum(axis=-1)
+
+        def score_row(row: Any) -> jax.Array:
+            hidden, targets, length = row  # [T, D] of each model, [T], []
+            logits: Any = [
+                model.apply({"params": weights}, x[None], method="_logits")
+                for model, weights, x in zip(models, params, hidden, strict=True)
+            ]
+            log_probs = jax.nn.log_softmax(mean_probability(logits))[0]
+            chosen = jnp.take_along_axis(log_probs, targets[:, None], axis=1)[:, 0]
+            return jnp.where(jnp.arange(len(targets)) < length, chosen, 0).sum()
+
+        rows = hidden, jnp.asarray(batch.target_out), jnp.asarray(batch.target_length)
+        return jax.lax.map(score_row, rows)
 
     return score
 
