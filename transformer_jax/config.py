@@ -336,6 +336,8 @@ def check_decode(decode: DecodeConfig) -> list[str]:
         least = 1 if key in ("beam_size", "batch_size") else 0
         if type(value) is int and value < least:
             faults.append(f"config.decode.{key} is {value}; it must be {least} or more")
+        if type(value) is float and not math.isfinite(value):
+            faults.append(f"config.decode.{key} is {value}; it must be a finite number")
 
     def need(condition: bool, key: str, limits: str) -> None:
         if not condition:

@@ -119,7 +119,10 @@ def draw(
     """
     beams, vocab_size = log_probs.shape[1:]
     count = min(options.top_k or vocab_size, vocab_size)
-    values, ids = log_probs / options.temperature, None
+    # What is banned stays so at any temperature, and the best finite.
+    gaps = log_probs - log_probs.max(axis=-1, keepdims=True)
+    possible = log_probs > IMPOSSIBLE
+    values, ids = jnp.where(possible, gaps / options.temperature, IMPOSSIBLE), None
     if count < vocab_size or options.top_p < 1.0:
         values, ids = jax.lax.top_k(values, count)
     if options.top_p < 1.0:

@@ -15,6 +15,30 @@ sum_i log min(1, sum_j a_ij) if source positions i are to be attended to. The sa
 formula holds for one that is cut at its limit without EOS; such a one is used only
 where no hypothesis finished. log P is always the model's own, whatever is banned,
 forced or left out of a draw.
+
+A whole example, with a table of what follows what as the model. Token 0 begins and ends
+every sequence, of which there is one "source" here:
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from transformer_jax.config import DecodeConfig
+    >>> from transformer_jax.decode.search import search
+    >>> follows = jnp.log(
+    ...     jnp.asarray([[0.1, 0.6, 0.3], [0.5, 0.1, 0.4], [0.9, 0.1, 0.0]])
+    ... )
+    >>> def step(tokens, state):  # counts its steps, as a cache would
+    ...     return follows[tokens], state + 1
+    >>> def run(limits):
+    ...     options = DecodeConfig(beam_size=2, alpha=0.0)
+    ...     ends = {"max_length": 5, "bos_id": 0, "eos_id": 0}
+    ...     return search(step, jnp.zeros(()), limits, options, **ends, nbest=2)
+    >>> found = jax.jit(run)(jnp.asarray([5]))
+    >>> for tokens, n, score in zip(found.tokens[0], found.length[0], found.score[0]):
+    ...     print(tokens[:n].tolist(), f"{jnp.exp(score):.3f}")
+    [1, 0] 0.300
+    [2, 0] 0.270
+
+For what a Transformer's step and cache look like see `decode/programs.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -165,6 +189,10 @@ def search(
         exists is at most IMPOSSIBLE.
     """
     sources, beams = limits.shape[0], width(options, nbest)
+    if not 1 <= nbest <= beams:
+        raise ValueError(
+            f"nbest is {nbest}; it must be from 1 to the beam size {beams}"
+        )
 
     def score(hypotheses: Hypotheses) -> jax.Array:
         value = hypotheses.log_prob / length_penalty(hypotheses.length, options)

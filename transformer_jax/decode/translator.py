@@ -18,7 +18,7 @@ import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Loaded, load_params
-from transformer_jax.config import Config, DecodeConfig, ModelConfig
+from transformer_jax.config import Config, DecodeConfig, ModelConfig, check_decode
 from transformer_jax.config_file import read_workdir
 from transformer_jax.data import batching
 from transformer_jax.data.tokenizer import EOS_ID, Tokenizer
@@ -26,7 +26,7 @@ from transformer_jax.decode.choice import IMPOSSIBLE
 from transformer_jax.decode.mbr import expected_utilities
 from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
 from transformer_jax.decode.search import Hypotheses
-from transformer_jax.errors import DataError
+from transformer_jax.errors import ConfigError, DataError
 from transformer_jax.model.transformer import Transformer
 
 Warn = Callable[[str], None]
@@ -127,8 +127,15 @@ class Translator:
             drawn; one empty one for a blank line.
 
         Raises:
-            DataError: a prefix is longer than the output may be.
+            ConfigError: the settings are wrong, or `nbest` is more than they give.
+            DataError: a prefix is longer than the output may be, or there are not as
+                many prefixes as lines.
         """
+        _check(decode, nbest)
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise DataError(
+                f"{len(lines)} lines but {len(prefixes)} prefixes; give one a line"
+            )
         sources, forced = {}, {}
         for i, ids in enumerate(self.tokenizer.encode(lines)):
             if ids and not is_blank(lines[i]):
@@ -348,6 +355,15 @@ def load_translator(
     params = [parallel.replicate(each.params) for each in loaded]
     models = [config.model for config in configs]
     return Translator(models, tokenizers[0], params), configs[0], loaded
+
+
+def _check(decode: DecodeConfig, nbest: int) -> None:
+    most = decode.mbr or (nbest if decode.sample else decode.beam_size)
+    faults = check_decode(decode)
+    if not 1 <= nbest <= most:
+        faults.append(f"nbest is {nbest}; it must be from 1 to {most}")
+    if faults:
+        raise ConfigError("; ".join(faults))
 
 
 def _by_utility(samples: Sequence[Hypothesis]) -> list[Hypothesis]:
