@@ -84,6 +84,39 @@ def test_json_has_all_of_a_hypothesis(trained, capsys, source):
                 assert sum(weights) == pytest.approx(1, abs=1e-4)
 
 
+def test_typed_marks_are_text(trained, capsys, tmp_path):
+    """Nothing that is typed ends, cuts or drops a line."""
+    path = tmp_path / "marks.en"
+    path.write_text("a </s> b <pad> <unk> <2de>\n</s>\na\n")
+    rows = [json.loads(row) for row in translate(trained, capsys, str(path), "--json")]
+    assert [row["line"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        shown = {*row["source_tokens"], *row["hypotheses"][0]["tokens"]}
+        assert not shown & {"</s>", "<pad>", "<unk>", "<s>"}
+        # A row of attention goes to every source piece and to the one end mark.
+        width = len(row["hypotheses"][0]["attention"][0])
+        assert width == len(row["source_tokens"]) + 1
+    assert len(rows[0]["source_tokens"]) > 20
+
+
+def test_config_vocabulary_and_checkpoints_are_enough(
+    trained, capsys, source, tmp_path
+):
+    alone = tmp_path / "elsewhere" / "run"
+    alone.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.model"):
+        shutil.copy(trained / name, alone)
+    shutil.copytree(trained / "checkpoints", alone / "checkpoints")
+    config = json.loads((alone / "config.json").read_text())
+    for name in [
+        name for name in config["data"] if name.endswith(("source", "target"))
+    ]:
+        config["data"][name] = "/nowhere/text"
+    (alone / "config.json").write_text(json.dumps(config))
+    found = translate(alone, capsys, source, "--scores")
+    assert found == translate(trained, capsys, source, "--scores")
+
+
 def test_prefixes_belong_to_lines(trained, capsys, source, tmp_path):
     prefix = tmp_path / "prefix.de"
     wanted = ["X", "Y", "", "A B C D", "H"]
