@@ -140,7 +140,7 @@ def make_score(models: Sequence[Transformer]) -> Callable[[Params, Batch], jax.A
         def score_row(row: Any) -> jax.Array:
             hidden, targets, length = row  # [T, D] of each model, [T], []
             logits: Any = [
-                model.apply({"params": weights}, x[None], method="_logits")
+                model.apply({"params": weights}, x[None], method="logits")
                 for model, weights, x in zip(models, params, hidden, strict=True)
             ]
             log_probs = jax.nn.log_softmax(mean_probability(logits))[0]

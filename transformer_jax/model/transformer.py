@@ -177,7 +177,7 @@ class Transformer(nn.Module):
             deterministic: no dropout.
         """
         x, _ = self.decoder(self._embed(target_in), memory, deterministic)
-        return self._logits(x)
+        return self.logits(x)
 
     def hidden(
         self,
@@ -198,7 +198,7 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> jax.Array:
         """Returns logits `[B, T, V] float32` for a batch of pairs."""
-        return self._logits(
+        return self.logits(
             self.hidden(source, source_length, target_in, deterministic)
         )
 
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         position = jnp.arange(target.shape[1])[:, None] if index is None else index
         return jnp.where(position == 0, jnp.zeros_like(x), x)
 
-    def _logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array) -> jax.Array:
         """Returns x E^T plus the bias, `[B, T, V] float32`, for `x [B, T, D]`."""
         tied = self.config.tie_output
         table = (self.embedding if tied else self.output).table.astype(x.dtype)
@@ -253,7 +253,7 @@ class Transformer(nn.Module):
             )
         x = self._embed(tokens[:, None], cache.index)
         x, past = self.decoder(x, cache.memory, True, cache)
-        logits = self._logits(x)[:, 0]
+        logits = self.logits(x)[:, 0]
         return logits, cache.replace(past=past, index=cache.index + 1)
 
 
