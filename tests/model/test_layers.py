@@ -114,7 +114,7 @@ def test_embedding_scales_on_the_way_in_only(scale: float, factor: float) -> Non
     table = jnp.asarray(np.random.default_rng(1).normal(size=(VOCAB, 9)), jnp.float32)
     x = jnp.asarray(np.random.default_rng(2).normal(size=(1, 2, 9)), jnp.float32)
     variables = {"params": {"embedding": {"table": table}}}
-    logits = model_of(config).apply(variables, x, method="_logits")
+    logits = model_of(config).apply(variables, x, method="logits")
     np.testing.assert_allclose(logits, x @ table.T, atol=1e-5)
 
 

@@ -198,9 +198,7 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> jax.Array:
         """Returns logits `[B, T, V] float32` for a batch of pairs."""
-        return self.logits(
-            self.hidden(source, source_length, target_in, deterministic)
-        )
+        return self.logits(self.hidden(source, source_length, target_in, deterministic))
 
     def _embed(self, target: jax.Array, index: jax.Array | None = None) -> jax.Array:
         """Embeds `target [N, T]`, or, with `index`, the one position it holds."""
