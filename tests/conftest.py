@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import tiny
@@ -21,6 +23,15 @@ os.environ["XLA_FLAGS"] = " ".join(
 # Programs compiled by tests stay out of the user's cache.
 _CACHE = tempfile.TemporaryDirectory(prefix="transformer_jax-tests-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Frees what a module compiled: a process has room for so many programs only."""
+    yield
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
