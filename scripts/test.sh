@@ -30,5 +30,6 @@ echo "== pyright"
 PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$python" -m pyright --pythonpath "$python"
 
 echo "== pytest (${select:-all tests})"
-# The tests simulate several devices, which only the CPU backend can.
-JAX_PLATFORMS=cpu "$python" -m pytest -m "$select" "$@"
+# The tests simulate several devices, which only the CPU backend can. Two processes,
+# each with whole files, since tests of a file share what they compile.
+JAX_PLATFORMS=cpu "$python" -m pytest -m "$select" -n 2 --dist loadfile "$@"

@@ -8,6 +8,9 @@ import shutil
 import pytest
 import tiny
 
+from transformer_jax.config import TokenizerConfig
+from transformer_jax.data import tokenizer
+
 LINES = ["a b c", "", "d e f g h", "b", "c a"]
 
 
@@ -157,9 +160,9 @@ def test_an_ensemble_of_copies_is_the_model(trained, capsys, source, tmp_path):
 
 def test_an_ensemble_needs_one_vocabulary(trained, capsys, source, tmp_path):
     other = tmp_path / "other"
-    config = tiny.write_config(tmp_path / "corpus", tokenizer__vocab_size=280)
-    assert tiny.train(config, other, ["--config.train.steps=1"]) == 0
-    capsys.readouterr()
+    shutil.copytree(trained, other)
+    vocabulary = tokenizer.train(["a b c d"], TokenizerConfig(vocab_size=265), 0)
+    (other / "tokenizer.model").write_bytes(vocabulary.model)
     for verb in (
         ("translate", f"--input={source}"),
         ("score", f"--source={source}", f"--target={source}"),
