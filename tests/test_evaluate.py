@@ -8,8 +8,10 @@ import sacrebleu
 import tiny
 
 from transformer_jax import parallel
+from transformer_jax.config import DecodeConfig
+from transformer_jax.decode.translator import load_translator
 from transformer_jax.errors import DataError
-from transformer_jax.evaluate import score_text
+from transformer_jax.evaluate import evaluate, score_text
 
 HYPOTHESES = ["the cat is on the mat .", "There is a dog", "Ein Haus"]
 REFERENCES = ["the cat sat on the mat .", "There is a small dog", "Das Haus"]
@@ -132,6 +134,22 @@ def test_training_and_evaluate_find_the_same_number(trained, capsys):
         assert (row["bleu"], row["chrf"]) == (report["bleu"], report["chrf"])
         assert report["checkpoint_steps"] == [step] and report["sentences"] == 7
     assert valid[8]["chrf"] > 0
+
+
+@pytest.mark.parametrize("count", [1, 5, 16])
+def test_every_translation_is_scored_at_its_place(trained, count):
+    """Whatever is left over in the last batch, blank lines included."""
+    translator, _, _ = load_translator([trained], "last", print)
+    lines = [source for source, _ in tiny.sentences(count, 31)]
+    lines[0] = "" if count > 1 else lines[0]
+    decode = DecodeConfig(sample=True, min_length=3, batch_size=4)  # all kinds of text
+    references = [line.upper() for line in lines]
+    score, found = evaluate(translator, lines, [references], decode)
+    alone = [translator.translate([line], decode)[0][0].text for line in lines]
+    assert found == alone and found[-1] and len(set(found)) == count
+    assert score.bleu == sacrebleu.corpus_bleu(alone, [references]).score
+    assert score.chrf == sacrebleu.corpus_chrf(alone, [references]).score
+    assert score.sentences == count
 
 
 def test_what_is_called_bleu_is_bleu(trained):
