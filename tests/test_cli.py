@@ -426,7 +426,8 @@ def test_a_reader_that_goes_away_is_no_error(trained, tmp_path):
     command = f"{sys.executable} -m transformer_jax translate --workdir={trained} "
     command += f"--input={source} | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
+    assert done.returncode == 0 and done.stdout.count("\n") == 1
+    assert done.stderr in ("", "programs compiled: 1, one a length bucket\n")
 
 
 def test_scores_are_finite(trained, stdin, capsys):

@@ -12,7 +12,7 @@ import pathlib
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from transformer_jax.errors import ConfigError, DataError
 from transformer_jax.model.transformer import Transformer
 
 Warn = Callable[[str], None]
-Ids = Sequence[int]
 
 # Padded lengths: about a third apart, so that few shapes waste little.
 BUCKETS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -51,6 +50,19 @@ class Hypothesis:
 
 
 _EMPTY = Hypothesis("", 0.0, 0.0, [], [], True, None)
+
+
+class _Job(NamedTuple):
+    """A line that is to be decoded."""
+
+    line: int
+    source: list[int]  # ids, without EOS
+    prefix: list[int]  # ids that the output begins with
+
+    @property
+    def room(self) -> int:
+        """Positions that source and prefix need, EOS included."""
+        return max(len(self.source), len(self.prefix)) + 1
 
 
 def bucket(length: int, most: int) -> int:
@@ -136,52 +148,18 @@ class Translator:
             raise DataError(
                 f"{len(lines)} lines but {len(prefixes)} prefixes; give one a line"
             )
-        sources, forced = {}, {}
-        for i, ids in enumerate(self.tokenizer.encode(lines)):
-            if ids and not is_blank(lines[i]):
-                sources[i] = self._cut(ids, first_line + i, warn)
-        for i, ids in enumerate(self.tokenizer.encode(prefixes or [""] * len(lines))):
-            forced[i] = self._check_prefix(ids, first_line + i)
-
-        def room(i: int) -> int:
-            return max(len(sources[i]), len(forced[i])) + 1
-
+        jobs = self._jobs(lines, prefixes, decode, warn, first_line)
         results: list[list[Hypothesis]] = [[_EMPTY] for _ in lines]
-        count = decode.mbr or nbest
-        order = sorted(sources, key=lambda i: (-room(i), i))
-        for chunk in _chunks(order, decode.batch_size):
-            length = bucket(room(chunk[0]), self.max_length)
-            limits = [
-                self._limit(sources[i], forced[i], decode, first_line + i)
-                for i in chunk
-            ]
-            batch = self._batch(
-                [sources[i] for i in chunk],
-                [forced[i] for i in chunk] if prefixes is not None else None,
-                limits,
-                length,
-                decode,
-            )
-            program = self._search(
-                # What does not change the program must not compile it anew.
-                dataclasses.replace(
-                    decode, sample=decode.sample or decode.mbr > 0, mbr=0, seed=0
-                ),
-                self._most(length - 1, decode),
-                count,
-                attention,
-            )
-            found = parallel.join_rows(self._run(program, batch), len(chunk))
-            for row, i in enumerate(chunk):
-                hypotheses = self._read(found, row, count, len(sources[i]) + 1)
-                if decode.mbr:
-                    hypotheses = _by_utility(hypotheses)[:nbest]
+        for chunk in _chunks(jobs, decode.batch_size):
+            forced = prefixes is not None
+            found = self._decode(chunk, decode, nbest, forced, attention)
+            for job, hypotheses in zip(chunk, found, strict=True):
                 if len(hypotheses) < nbest:
                     warn(
-                        f"line {first_line + i} has only {len(hypotheses)} different "
+                        f"line {job.line} has only {len(hypotheses)} different "
                         f"hypotheses, not {nbest}"
                     )
-                results[i] = hypotheses or [_EMPTY]
+                results[job.line - first_line] = hypotheses or [_EMPTY]
         return results
 
     def source_pieces(self, lines: Sequence[str]) -> list[list[str]]:
@@ -190,34 +168,44 @@ class Translator:
         ids = self.tokenizer.encode(lines)
         return [self.tokenizer.pieces(each[:most]) for each in ids]
 
-    def _cut(self, ids: list[int], line: int, warn: Warn) -> list[int]:
+    def _jobs(
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str] | None,
+        decode: DecodeConfig,
+        warn: Warn,
+        first_line: int,
+    ) -> list[_Job]:
+        """Returns what is to be decoded, the longest first; no blank lines."""
+        sources = self.tokenizer.encode(lines)
+        forced = self.tokenizer.encode(prefixes or [""] * len(lines))
         most = self.max_length - 1  # EOS needs a place, too
-        if len(ids) > most:
-            warn(
-                f"line {line} has {len(ids)} pieces; only its first {most} are "
-                f"translated (config.model.max_length = {self.max_length})"
-            )
-        return ids[:most]
-
-    def _check_prefix(self, ids: list[int], line: int) -> list[int]:
-        if len(ids) >= self.max_length:
-            raise DataError(
-                f"prefix of line {line} has {len(ids)} pieces, more than the model's "
-                f"{self.max_length - 1} (config.model.max_length); shorten it"
-            )
-        return ids
-
-    def _limit(self, source: Ids, prefix: Ids, decode: DecodeConfig, line: int) -> int:
-        """Returns the most pieces of an output, EOS included."""
-        limit = self._most(max(len(source), len(prefix)), decode)
-        if 0 < limit <= len(prefix):
-            raise DataError(
-                f"prefix of line {line} has {len(prefix)} pieces, and the output no "
-                f"more than {limit}; raise config.decode.max_length"
-            )
-        return limit
+        jobs = []
+        for i, (source, prefix) in enumerate(zip(sources, forced, strict=True)):
+            line = first_line + i
+            if len(prefix) > most:
+                raise DataError(
+                    f"prefix of line {line} has {len(prefix)} pieces, more than the "
+                    f"model's {most} (config.model.max_length); shorten it"
+                )
+            if not source or is_blank(lines[i]):
+                continue
+            if len(source) > most:
+                warn(
+                    f"line {line} has {len(source)} pieces; only its first {most} are "
+                    f"translated (config.model.max_length = {self.max_length})"
+                )
+            job = _Job(line, source[:most], prefix)
+            if (limit := self._most(job.room - 1, decode)) <= len(prefix):
+                raise DataError(
+                    f"prefix of line {line} has {len(prefix)} pieces, and the output "
+                    f"no more than {limit}; raise config.decode.max_length"
+                )
+            jobs.append(job)
+        return sorted(jobs, key=lambda job: (-job.room, job.line))
 
     def _most(self, pieces: int, decode: DecodeConfig) -> int:
+        """Returns the most pieces of an output, EOS included."""
         most = pieces + decode.max_extra_length
         if decode.max_length:
             most = min(most, decode.max_length)
@@ -225,26 +213,52 @@ class Translator:
             most = min(most, self.max_length)
         return max(1, most)
 
-    def _batch(
+    def _decode(
         self,
-        sources: Sequence[Ids],
-        prefixes: Sequence[Ids] | None,
-        limits: Sequence[int],
-        length: int,
+        jobs: Sequence[_Job],
         decode: DecodeConfig,
+        nbest: int,
+        forced: bool,
+        attention: bool,
+    ) -> list[list[Hypothesis]]:
+        """Decodes one batch, whose first job is the longest."""
+        length = bucket(jobs[0].room, self.max_length)
+        count = decode.mbr or nbest
+        program = self._search(
+            # What does not change the program must not compile it anew.
+            dataclasses.replace(
+                decode, sample=decode.sample or decode.mbr > 0, mbr=0, seed=0
+            ),
+            self._most(length - 1, decode),
+            count,
+            attention,
+        )
+        batch = self._batch(jobs, decode, length, forced)
+        found = parallel.join_rows(self._run(program, batch), len(jobs))
+        hypotheses = [
+            self._read(found, row, count, len(job.source) + 1)
+            for row, job in enumerate(jobs)
+        ]
+        if decode.mbr:
+            hypotheses = [_by_utility(drawn)[:nbest] for drawn in hypotheses]
+        return hypotheses
+
+    def _batch(
+        self, jobs: Sequence[_Job], decode: DecodeConfig, length: int, forced: bool
     ) -> DecodeBatch:
         """Makes a batch of `decode.batch_size` rows; those left over have limit 1."""
         rows = decode.batch_size
-        source = [np.append(ids, EOS_ID).astype(np.int32) for ids in sources]
+        source = [np.append(job.source, EOS_ID).astype(np.int32) for job in jobs]
+        prefix = [np.asarray(job.prefix, np.int32) for job in jobs]
+        limits = [self._most(job.room - 1, decode) for job in jobs]
         # A sentence draws the same whatever it stands beside.
         seeds = [zlib.crc32(ids.tobytes(), decode.seed & 0xFFFFFFFF) for ids in source]
-        prefix = [np.asarray(ids, np.int32) for ids in prefixes or ()]
         return DecodeBatch(
             source=batching.pad(source, rows, length),
             source_length=_fill([len(ids) for ids in source], rows),
             limits=np.maximum(_fill(limits, rows), 1),
             seeds=_fill(seeds, rows, np.uint32),
-            prefix=batching.pad(prefix, rows, 0 if prefixes is None else length),
+            prefix=batching.pad(prefix if forced else [], rows, forced * length),
             prefix_length=_fill([len(ids) for ids in prefix], rows),
         )
 
@@ -383,6 +397,6 @@ def _fill(values: Sequence[int], rows: int, dtype: Any = np.int32) -> np.ndarray
     return array
 
 
-def _chunks(items: Sequence[int], size: int) -> Iterator[list[int]]:
+def _chunks(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
     for start in range(0, len(items), size):
         yield list(items[start : start + size])

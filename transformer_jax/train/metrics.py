@@ -66,7 +66,10 @@ class MetricsWriter:
         """Opens the files for a run that goes on at `step`."""
         self._path = workdir / "metrics.jsonl"
         if self._path.exists():
-            self._path.write_text(_rows_until(self._path, step), encoding="utf-8")
+            # Beside it, then renamed: a run killed just now must not lose the rows.
+            kept = self._path.with_name(self._path.name + ".partial")
+            kept.write_text(_rows_until(self._path, step), encoding="utf-8")
+            kept.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8")
         self._board = tensorboardX.SummaryWriter(
             str(workdir / "tensorboard"), purge_step=step + 1
