@@ -61,7 +61,7 @@ class BatchConfig:
     """How sentence pairs become arrays of fixed shapes."""
 
     tokens: int = 25_000  # at most so many padded tokens a side, over all devices
-    buckets: int = 8  # array shapes, so also compilations, at the most
+    buckets: int = 18  # array shapes, so also compilations, at the most
     row_multiple: int = 8  # rows are a multiple of it; best a multiple of the devices
 
 

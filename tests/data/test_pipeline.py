@@ -10,10 +10,16 @@ import pytest
 
 from transformer_jax.config import BatchConfig
 from transformer_jax.data.batching import Batch, Shape
-from transformer_jax.data.pipeline import PREFETCH, TrainBatches, eval_batches
+from transformer_jax.data.pipeline import (
+    PREFETCH,
+    TrainBatches,
+    eval_batches,
+    read_shapes,
+    write_shapes,
+)
 from transformer_jax.data.tokenized import TokenizedCorpus
 from transformer_jax.data.tokenizer import EOS_ID
-from transformer_jax.errors import ConfigError
+from transformer_jax.errors import ConfigError, DataError
 
 CONFIG = BatchConfig(tokens=64, buckets=3, row_multiple=2)
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
@@ -187,6 +193,43 @@ def test_a_sentence_longer_than_the_budget_is_refused(corpus: TokenizedCorpus) -
     short = BatchConfig(tokens=2 * longest - 1, buckets=3, row_multiple=2)
     with pytest.raises(ConfigError, match=rf"set it to {2 * longest} or more"):
         TrainBatches(corpus, short, 0)
+
+
+def test_a_shape_takes_in_other_pairs_each_epoch(tmp_path: pathlib.Path) -> None:
+    """13 short pairs, batches of 10: three go to the large shape, others each time."""
+    pairs: list[Pair] = [((100 + i,) * 3, (5, 6, 7)) for i in range(13)]
+    pairs += [((200 + i,) * 6, (5,) * 6) for i in range(7)]
+    corpus = write_corpus(tmp_path / "train", pairs)
+    shapes = [Shape(10, 4, 4), Shape(10, 7, 7)]
+    batches = TrainBatches(corpus, CONFIG, 0, shapes)
+    assert batches.batches_per_epoch == 2
+    assert batches.padding == pytest.approx(1 - (13 * 8 + 7 * 14) / (10 * (8 + 14)))
+    moved, places = set(), set()
+    for epoch in range(20):
+        for batch in epoch_of(batches, epoch):
+            found = pairs_in(batch)
+            assert len(found) == 10
+            if shape_of(batch) == shapes[1]:
+                short = [i for i, pair in enumerate(found) if len(pair[0]) == 3]
+                assert len(short) == 3
+                places |= set(short)
+                moved |= {found[i][0][0] for i in short}
+    assert len(moved) == 13 and len(places) == 10  # any pair, in any row
+
+
+def test_shapes_are_kept_and_read_again(tmp_path: pathlib.Path) -> None:
+    assert read_shapes(tmp_path) is None
+    shapes = [Shape(8, 3, 4), Shape(16, 5, 6)]
+    write_shapes(tmp_path, shapes)
+    assert read_shapes(tmp_path) == shapes
+    (tmp_path / "shapes.json").write_text("[[1, 2]]")
+    with pytest.raises(DataError, match=r"shapes\.json holds no batch shapes.*restore"):
+        read_shapes(tmp_path)
+
+
+def test_shapes_that_hold_not_all_pairs_are_refused(corpus: TokenizedCorpus) -> None:
+    with pytest.raises(DataError, match="do not hold its corpus"):
+        TrainBatches(corpus, CONFIG, 0, [Shape(2, 3, 3)])
 
 
 # --- Validation -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,9 @@ import tiny
 
 from transformer_jax import checkpoint
 from transformer_jax.config_file import read_workdir
+from transformer_jax.data import batching
+from transformer_jax.data.batching import Shape
+from transformer_jax.data.pipeline import read_shapes
 from transformer_jax.data.prepare import open_split, prepare
 from transformer_jax.train import loop
 
@@ -79,6 +83,39 @@ def test_the_start_block_says_how_each_split_is_spelled(trained):
         (at,) = [i for i, line in enumerate(lines) if line.split()[0] == split]
         assert lines[at + 1].strip() == corpus.spelling()
         assert lines[at + 1].count(" 0 unknown") == 2
+
+
+def begun(workdir: pathlib.Path) -> tuple[list[Shape], list[str]]:
+    """Returns the shapes and the start block of a run that goes on."""
+    config = read_workdir(workdir)
+    trainer = loop.Trainer(config, workdir, prepare(config, workdir, print), print)
+    nothing = SimpleNamespace(params={}, step=8)
+    lines = loop.start_block(trainer, nothing)  # pyright: ignore[reportArgumentType]
+    trainer.checkpoints.close()
+    return trainer.batches.shapes, lines
+
+
+def test_a_begun_run_keeps_its_shapes(trained, tmp_path, monkeypatch):
+    chosen = read_shapes(trained)
+    other = [Shape(4, 40, 40)]
+    monkeypatch.setattr(batching, "choose_shapes", lambda *_: other)  # a later version
+    shapes, lines = begun(trained)
+    assert chosen == shapes != other and not any("warning" in line for line in lines)
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "run" / "shapes.json").unlink()
+    shapes, lines = begun(tmp_path / "run")
+    assert shapes == other and "pairs come in a new order" in lines[-1]
+
+
+def test_the_start_block_says_the_size_of_an_update(trained):
+    (line,) = [line for line in begun(trained)[1] if line.startswith("epoch")]
+    lengths = open_split(trained, "train").lengths()
+    found = re.fullmatch(
+        r"epoch +(\d+) updates of (\d+) \+ (\d+) tokens on average, padding .* %", line
+    )
+    assert found
+    updates, source, target = map(int, found.groups())
+    assert np.allclose(lengths.sum(axis=0) / updates, (source, target), atol=0.5)
 
 
 def test_loss_falls(trained):

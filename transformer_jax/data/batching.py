@@ -5,6 +5,7 @@ set chosen from the lengths of the corpus, so that little is padding and nothing
 ever compiled in the middle of a run.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 from transformer_jax.config import BatchConfig
 from transformer_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from transformer_jax.errors import ConfigError
+
+SWEEPS = 8  # rounds of moving shapes; two to four are the rule
 
 
 class Batch(NamedTuple):
@@ -31,6 +34,11 @@ class Shape(NamedTuple):
     rows: int
     source: int
     target: int
+
+    @property
+    def width(self) -> int:
+        """Padded tokens of a pair, both sides together."""
+        return self.source + self.target
 
 
 def pad(sequences: Sequence[np.ndarray], rows: int, length: int) -> np.ndarray:
@@ -75,15 +83,18 @@ def make_batch(
 def choose_shapes(lengths: np.ndarray, config: BatchConfig) -> list[Shape]:
     """Chooses at most `config.buckets` shapes that leave little padding.
 
-    The plane of (source, target) lengths is split again and again where a split saves
-    the most padded tokens; every part gives the shape of its longest sides.
+    Each pair goes to the smallest shape that holds it. The longest sides are one shape;
+    the others are added one by one where they save the most padded tokens, then each
+    is moved to where it saves most beside the others, until none moves. The rows of a
+    shape are then chosen so that its pairs, less those that `share_out` moves to a
+    larger shape, fill its batches evenly, instead of all but the last.
 
     Args:
         lengths: `[pairs, 2] int`, source and target lengths with EOS.
         config: token budget and number of shapes.
 
     Returns:
-        The shapes, smallest first.
+        The shapes, smallest first. They depend on nothing but the arguments.
 
     Raises:
         ConfigError: the longest pair has no room in the token budget.
@@ -96,53 +107,152 @@ def choose_shapes(lengths: np.ndarray, config: BatchConfig) -> list[Shape]:
             f"rows (config.batch.row_multiple) of the longest sentence, {longest} "
             f"tokens; set it to {need} or more, or lower config.model.max_length"
         )
-    counts = np.zeros(lengths.max(axis=0) + 1, np.int64)
-    np.add.at(counts, (lengths[:, 0], lengths[:, 1]), 1)
-    parts = [_Part(counts, (0, 0))]
-    while len(parts) < config.buckets:
-        best = max(parts, key=lambda part: part.saving)
-        if best.saving <= 0:
+    sides = _choose_sides(lengths, config.buckets)
+    while True:
+        shapes = [Shape(1, *side) for side in sides]
+        index = assign(lengths, shapes)
+        # As tight as its pairs allow, and none without pairs.
+        tight = {
+            tuple(lengths[index == i].max(axis=0).tolist()) for i in np.unique(index)
+        }
+        if sorted(tight, key=_by_width) != sides:
+            sides = sorted(tight, key=_by_width)
+            continue
+        shapes = _with_rows(shapes, np.bincount(index).tolist(), config)
+        shares = share_out(shapes, np.bincount(index).tolist())
+        if all(share.kept for share in shares):
+            return shapes
+        sides = [side for side, share in zip(sides, shares, strict=True) if share.kept]
+
+
+class Share(NamedTuple):
+    """What becomes of the pairs of one shape in an epoch."""
+
+    kept: int  # pairs in batches of this shape
+    larger: int  # index of the shape whose batches take the others, -1 if none does
+
+
+def share_out(shapes: Sequence[Shape], pairs: Sequence[int]) -> list[Share]:
+    """Returns how many pairs each shape keeps, and where its others go.
+
+    Pairs that would leave many rows of a last batch empty go to the smallest shape that
+    holds all that this one holds, if that costs fewer padded tokens.
+
+    Args:
+        shapes: smallest first.
+        pairs: the number of pairs that are assigned to each shape.
+    """
+    waiting, shares = list(pairs), []
+    for i, shape in enumerate(shapes):
+        larger = _larger(shapes, i)
+        kept = _kept(waiting[i], shape, shapes[larger] if larger >= 0 else None)
+        waiting[larger] += waiting[i] - kept
+        shares.append(Share(kept, larger))
+    return shares
+
+
+def _larger(shapes: Sequence[Shape], i: int) -> int:
+    """Returns the next shape that holds all that shape `i` holds, or -1."""
+    _, source, target = shapes[i]
+    for j in range(i + 1, len(shapes)):
+        if shapes[j].source >= source and shapes[j].target >= target:
+            return j
+    return -1
+
+
+def _kept(pairs: int, shape: Shape, larger: Shape | None) -> int:
+    rest = pairs % shape.rows
+    if larger and rest * larger.width < shape.rows * shape.width:
+        return pairs - rest
+    return pairs
+
+
+def _with_rows(
+    shapes: Sequence[Shape], pairs: Sequence[int], config: BatchConfig
+) -> list[Shape]:
+    """Returns the shapes with the rows that leave the fewest padded tokens.
+
+    They are at most a tenth fewer than there is room for, or so few that the pairs of
+    the shape still make no more batches.
+    """
+    waiting, found = list(pairs), []
+    multiple = config.row_multiple
+    for i, shape in enumerate(shapes):
+        at = _larger(shapes, i)
+        larger = shapes[at] if at >= 0 else None
+        most = config.tokens // max(shape.source, shape.target)
+        fewest = -(-waiting[i] // (most // multiple * multiple))
+        best = (math.inf, shape, 0)
+        for rows in range(most // multiple * multiple, 0, -multiple):
+            tried = shape._replace(rows=rows)
+            kept = _kept(waiting[i], tried, larger)
+            batches = -(-kept // rows)
+            if batches > fewest + fewest // 10:
+                break
+            moved = (waiting[i] - kept) * larger.width if larger else 0
+            cost = batches * rows * shape.width + moved
+            best = min(best, (cost, tried, kept), key=lambda choice: choice[0])
+        _, shape, kept = best
+        waiting[at] += waiting[i] - kept
+        found.append(shape)
+    return found
+
+
+def _choose_sides(lengths: np.ndarray, buckets: int) -> list[tuple[int, int]]:
+    """Returns the (source, target) of shapes, smallest first."""
+    grids = [_grid(side) for side in lengths.T]
+    counts = np.zeros([len(grid) for grid in grids], np.int64)
+    cells = [np.searchsorted(g, n) for g, n in zip(grids, lengths.T, strict=True)]
+    np.add.at(counts, tuple(cells), 1)
+    sizes = np.add.outer(*grids)
+    places = {size: np.nonzero(sizes == size) for size in np.unique(sizes).tolist()}
+
+    def smallest(corners: list[tuple[int, int]]) -> np.ndarray:
+        """Returns the size of the smallest shape that holds each cell."""
+        found = np.full_like(sizes, sizes[-1, -1])
+        for i, j in corners:
+            part = found[: i + 1, : j + 1]
+            np.minimum(part, sizes[i, j], out=part)
+        return found
+
+    def best(found: np.ndarray) -> tuple[int, tuple[int, int]]:
+        """Returns the padded tokens that one more shape can save, and the shape."""
+        most, corner = 0, (-1, -1)
+        for size, (i, j) in places.items():
+            gain = counts * np.maximum(found - size, 0)
+            total = gain.cumsum(axis=0).cumsum(axis=1)[i, j]
+            at = int(total.argmax())
+            if total[at] > most:
+                most, corner = int(total[at]), (int(i[at]), int(j[at]))
+        return most, corner
+
+    corners = [(len(grids[0]) - 1, len(grids[1]) - 1)]
+    while len(corners) < buckets:
+        saved, corner = best(smallest(corners))
+        if not saved:
             break
-        parts.remove(best)
-        parts += best.split()
-    shapes = set()
-    for source, target in {part.longest for part in parts}:
-        rows = config.tokens // max(source, target)
-        shapes.add(Shape(rows - rows % config.row_multiple, source, target))
-    return sorted(shapes, key=lambda shape: (shape.source + shape.target, shape))
+        corners.append(corner)
+    for _ in range(SWEEPS):
+        before = list(corners)
+        for n in range(1, len(corners)):
+            corners[n] = best(smallest(corners[:n] + corners[n + 1 :]))[1]
+        if corners == before:
+            break
+    sides = [(int(grids[0][i]), int(grids[1][j])) for i, j in corners]
+    return sorted(sides, key=_by_width)
 
 
-class _Part:
-    """A rectangle of the plane of lengths, and the best way to split it in two."""
-
-    def __init__(self, counts: np.ndarray, origin: tuple[int, int]) -> None:
-        self.counts, self.origin = counts, origin
-        present = [np.flatnonzero(counts.sum(axis=1 - axis)) for axis in (0, 1)]
-        self.top = tuple(int(p[-1]) for p in present)
-        self.longest = tuple(o + t for o, t in zip(origin, self.top, strict=True))
-        cost = int(counts.sum()) * sum(self.longest)
-        self.saving, self.axis, self.cut = 0, 0, 0
-        for axis in (0, 1):
-            for cut in present[axis][:-1] + 1:
-                low, high = np.split(counts, [cut], axis=axis)
-                after = _padded(low, origin) + _padded(high, self._shifted(axis, cut))
-                if cost - after > self.saving:
-                    self.saving, self.axis, self.cut = cost - after, axis, int(cut)
-
-    def _shifted(self, axis: int, cut: int) -> tuple[int, int]:
-        source, target = self.origin
-        return (source + cut, target) if axis == 0 else (source, target + cut)
-
-    def split(self) -> list["_Part"]:
-        low, high = np.split(self.counts, [self.cut], axis=self.axis)
-        shifted = self._shifted(self.axis, self.cut)
-        return [_Part(low, self.origin), _Part(high, shifted)]
+def _by_width(side: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+    return sum(side), side
 
 
-def _padded(counts: np.ndarray, origin: tuple[int, int]) -> int:
-    """Returns the padded tokens of all pairs of a part, were it one shape."""
-    longest = [int(np.flatnonzero(counts.sum(axis=1 - axis))[-1]) for axis in (0, 1)]
-    return int(counts.sum()) * (sum(origin) + sum(longest))
+def _grid(lengths: np.ndarray) -> np.ndarray:
+    """Returns lengths that shapes may have: every one to 64, then steps of 1/32."""
+    steps = [1]
+    while steps[-1] < lengths.max():
+        steps.append(steps[-1] + max(1, steps[-1] // 32))
+    up = np.asarray(steps)[np.searchsorted(steps, np.unique(lengths))]
+    return np.unique(np.minimum(up, lengths.max()))
 
 
 def assign(lengths: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:

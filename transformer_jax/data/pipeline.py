@@ -6,6 +6,8 @@ costs the same at any step, and the only state to save is the number of the next
 
 import collections
 import functools
+import json
+import pathlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +17,7 @@ from transformer_jax.config import BatchConfig
 from transformer_jax.data import batching
 from transformer_jax.data.batching import Batch, Shape
 from transformer_jax.data.tokenized import TokenizedCorpus
+from transformer_jax.errors import DataError
 
 PREFETCH = 4  # batches made ahead of the device
 
@@ -22,27 +25,46 @@ PREFETCH = 4  # batches made ahead of the device
 class TrainBatches:
     """The endless sequence of training batches of a corpus.
 
-    Each epoch holds every pair exactly once; pairs are shuffled, grouped by shape, and
-    the groups cut into batches, whose order is shuffled again.
+    Each epoch holds every pair exactly once; pairs are shuffled and grouped by shape,
+    some of those left over go to a larger shape, and the groups are cut into batches,
+    whose order is shuffled again.
     """
 
-    def __init__(self, corpus: TokenizedCorpus, config: BatchConfig, seed: int) -> None:
-        """Chooses the shapes for `corpus`.
+    def __init__(
+        self,
+        corpus: TokenizedCorpus,
+        config: BatchConfig,
+        seed: int,
+        shapes: list[Shape] | None = None,
+    ) -> None:
+        """Chooses the shapes for `corpus`, or takes those given.
 
         Raises:
             ConfigError: a sentence does not fit into the token budget.
+            DataError: a pair does not fit into the shapes given.
         """
         self._corpus, self._seed = corpus, seed
         self._plan = functools.lru_cache(maxsize=2)(self._make_plan)  # of an epoch
         lengths = corpus.lengths()
-        self.shapes = batching.choose_shapes(lengths, config)
-        self._shape_of = batching.assign(lengths, self.shapes)
-        self._members = np.bincount(self._shape_of, minlength=len(self.shapes))
-        rows = np.asarray([shape.rows for shape in self.shapes])
-        self._batches = -(-self._members // rows)
-        self.batches_per_epoch = int(self._batches.sum())
-        size = np.asarray([s.rows * (s.source + s.target) for s in self.shapes])
-        self.padding = 1.0 - float(lengths.sum() / (self._batches * size).sum())
+        self.shapes = shapes or batching.choose_shapes(lengths, config)
+        shape_of = batching.assign(lengths, self.shapes)
+        if shape_of.max() == len(self.shapes):
+            raise DataError("the batch shapes of this run do not hold its corpus")
+        assigned = np.bincount(shape_of, minlength=len(self.shapes))
+        by_shape = np.argsort(shape_of, kind="stable")
+        self._pairs_of = np.split(by_shape, np.cumsum(assigned)[:-1])
+        self._shares = batching.share_out(self.shapes, assigned.tolist())
+        counts = [
+            -(-share.kept // shape.rows)
+            for share, shape in zip(self._shares, self.shapes, strict=True)
+        ]
+        self.batches_per_epoch = sum(counts)
+        places = sum(
+            count * shape.rows * shape.width
+            for count, shape in zip(counts, self.shapes, strict=True)
+        )
+        self.tokens_per_epoch = tuple(lengths.sum(axis=0).tolist())  # of each side
+        self.padding = 1.0 - sum(self.tokens_per_epoch) / places
 
     def batch(self, number: int) -> Batch:
         """Returns batch `number` of the run, counted from 0 over all epochs."""
@@ -58,9 +80,12 @@ class TrainBatches:
     def _make_plan(self, epoch: int) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
         """Returns each shape's pairs in order, and (shape, start) of each batch."""
         rng = np.random.default_rng([self._seed, epoch])
-        order = rng.permutation(len(self._corpus))
-        by_shape = order[np.argsort(self._shape_of[order], kind="stable")]
-        members = np.split(by_shape, np.cumsum(self._members)[:-1])
+        waiting = [[pairs] for pairs in self._pairs_of]
+        members = []
+        for index, share in enumerate(self._shares):
+            pairs = rng.permutation(np.concatenate(waiting[index]))
+            members.append(pairs[: share.kept])
+            waiting[share.larger].append(pairs[share.kept :])
         batches = [
             (index, start)
             for index, pairs in enumerate(members)
@@ -79,6 +104,31 @@ class TrainBatches:
                 yield ahead.popleft().result()
                 ahead.append(pool.submit(self.batch, number))
                 number += 1
+
+
+def write_shapes(workdir: pathlib.Path, shapes: list[Shape]) -> None:
+    """Keeps the shapes of a run in `WORKDIR/shapes.json`."""
+    partial = workdir / "shapes.json.partial"
+    partial.write_text(json.dumps(shapes) + "\n", encoding="utf-8")
+    partial.replace(workdir / "shapes.json")
+
+
+def read_shapes(workdir: pathlib.Path) -> list[Shape] | None:
+    """Returns the shapes that a run began with, None where they were not kept.
+
+    A run that goes on takes these, so that another way to choose them, in a later
+    version, does not change the order of its pairs.
+
+    Raises:
+        DataError: the file is not such a list.
+    """
+    file = workdir / "shapes.json"
+    if not file.exists():
+        return None
+    try:
+        return [Shape(*map(int, row)) for row in json.loads(file.read_bytes())]
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file} holds no batch shapes: {error}; restore it") from error
 
 
 def eval_batches(

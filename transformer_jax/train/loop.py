@@ -19,7 +19,12 @@ from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
 from transformer_jax.config import Config
 from transformer_jax.data.batching import Batch, Shape
-from transformer_jax.data.pipeline import TrainBatches, eval_batches
+from transformer_jax.data.pipeline import (
+    TrainBatches,
+    eval_batches,
+    read_shapes,
+    write_shapes,
+)
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.decode.translator import Translator
 from transformer_jax.errors import TrainingError
@@ -71,8 +76,12 @@ class Trainer:
         self.model = Transformer(config.model, vocab_size)
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
-        self.batches = TrainBatches(data.splits["train"], config.batch, train.seed)
         self.checkpoints = Checkpoints(workdir, report, train.keep_last)
+        kept = read_shapes(workdir) if self.checkpoints.steps() else None
+        self.batches = TrainBatches(
+            data.splits["train"], config.batch, train.seed, kept
+        )
+        self.shapes_are_kept = kept is not None
         self._step = parallel.over_devices(
             functools.partial(
                 train_step,
@@ -222,6 +231,7 @@ def train(config: Config, workdir: pathlib.Path) -> None:
                 return
             for line in start_block(trainer, state):
                 progress.say(line)
+            write_shapes(workdir, trainer.batches.shapes)
             _run(trainer, state, progress, signals)
     finally:
         progress.close()
@@ -233,6 +243,7 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
     devices = parallel.device_count()
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     shapes = ", ".join(f"{s.rows}x({s.source}+{s.target})" for s in batches.shapes)
+    source, target = (n / batches.batches_per_epoch for n in batches.tokens_per_epoch)
     lines = [
         f"devices     {devices} {jax.devices()[0].platform}, "
         f"{compute_dtype(config.model).name} compute, JAX {jax.__version__}",
@@ -241,8 +252,8 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
         f"model       {parameters:,} parameters, vocabulary "
         f"{trainer.data.tokenizer.vocab_size:,}",
         f"shapes      {len(batches.shapes)} to compile: {shapes}",
-        f"epoch       {batches.batches_per_epoch} updates, padding "
-        f"{100 * batches.padding:.1f} %",
+        f"epoch       {batches.batches_per_epoch} updates of {source:,.0f} + "
+        f"{target:,.0f} tokens on average, padding {100 * batches.padding:.1f} %",
     ]
     for split, corpus in trainer.data.splits.items():
         counts = corpus.manifest["counts"]
@@ -258,6 +269,11 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
     )
     if int(state.step):
         lines.append(f"resuming    at step {int(state.step)}")
+        if not trainer.shapes_are_kept:
+            lines.append(
+                "warning: this run began in a version that chose other batch shapes; "
+                "from here on its pairs come in a new order"
+            )
     return lines
 
 
