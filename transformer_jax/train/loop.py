@@ -286,12 +286,14 @@ def _run(
     state = parallel.replicate(state)
     trainer.compile(state, progress)
     pending: list[Any] = []
-    saved, logged = step, time.monotonic()
+    saved, logged, waited = step, time.monotonic(), 0.0
     with contextlib.closing(writer), contextlib.ExitStack() as stack:
         batches = trainer.batches.from_batch(step)
         stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
         while step < config.steps and not signals:
+            asked = time.monotonic()
             batch = next(batches)
+            waited += time.monotonic() - asked
             state, metrics = trainer.update(state, batch)
             step += 1
             pending.append(metrics)
@@ -310,12 +312,12 @@ def _run(
             if due["log"] or due["evaluate"] or due["save"]:
                 hosts = [parallel.unreplicate(m) for m in pending]
                 seconds = time.monotonic() - logged
-                values = train_metrics(hosts, seconds)
+                values = train_metrics(hosts, seconds, waited)
                 updates = step - values["bad_updates"]
                 values["learning_rate"] = float(trainer.schedule(updates - 1))
                 writer.write("train", step, values)
                 progress.log(len(hosts), seconds, values)
-                pending, logged = [], time.monotonic()
+                pending, logged, waited = [], time.monotonic(), 0.0
                 if int(hosts[-1].bad_in_a_row) >= config.max_bad_updates:
                     raise trainer.not_finite(state, batch, hosts[-1], step)
             valid: dict[str, float] = {}

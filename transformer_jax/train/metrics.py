@@ -39,10 +39,17 @@ def loss_metrics(sums: Sequence[LossSums]) -> dict[str, float]:
     }
 
 
-def train_metrics(steps: Sequence[StepMetrics], seconds: float) -> dict[str, float]:
+def train_metrics(
+    steps: Sequence[StepMetrics], seconds: float, waited: float
+) -> dict[str, float]:
     """Returns `loss_metrics` of several updates with norm, counts and speed.
 
     Non-finite updates were skipped, so they are counted but not averaged in.
+
+    Args:
+        steps: host values of each update.
+        seconds: that they took.
+        waited: how many of those passed before a batch was there.
     """
     good = [s for s in steps if np.isfinite(s.sums.loss) and int(s.bad_in_a_row) == 0]
     values = loss_metrics([s.sums for s in good])
@@ -52,6 +59,7 @@ def train_metrics(steps: Sequence[StepMetrics], seconds: float) -> dict[str, flo
         "gradient_norm": sum(norms) / max(len(norms), 1),
         "bad_updates": int(steps[-1].bad_total),
         "tokens_per_second": tokens / max(seconds, 1e-9),
+        "data_wait": min(1.0, waited / max(seconds, 1e-9)),  # share of the time
     }
 
 
@@ -136,7 +144,7 @@ class Progress:
         )
         shown = (
             f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tokens/s  "
-            f"lr {values['learning_rate']:.2e}"
+            f"lr {values['learning_rate']:.2e}  data wait {values['data_wait']:.1%}"
         )
         if self._bar.disable:
             left = self._seconds / self._updates * (self._steps - self._step)
