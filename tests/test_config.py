@@ -108,7 +108,7 @@ def test_overrides_reach_the_config(tmp_path):
         ("--config.train.stepz=3", "config.train.stepz: did you mean steps?"),
         ("--config.trian.steps=3", "config.trian: did you mean train?"),
         ("--config.decode.beam_sise=4", "config.decode.beam_sise: did you mean beam_s"),
-        ("--config.train.qqq=3", "there are: steps, warmup_steps"),
+        ("--config.train.qqq=3", "there are: steps, epochs, hours"),
         ("--config.train.steps=1.5", "config.train.steps is 1.5"),
         ("--config.train.steps=many", "config.train.steps is 'many'"),
         ("--config.train.steps=True", "config.train.steps is True"),

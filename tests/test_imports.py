@@ -36,6 +36,7 @@ ALLOWED = {
     "train.optimizer": {"config"},
     "train.step": {"model", "train.loss", BATCH},
     "train.metrics": {"train.loss", "train.step"},
+    "train.ending": {"config"},
     "train.loop": {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
         "evaluate", "train",

@@ -20,6 +20,9 @@ CORPORA = ("phrases", "text", "tfds")
 SPLITS = ("train", "valid", "test")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "swish", "tanh", "sigmoid")
 
+# What early stopping may look at, each with its direction.
+HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "nll": False, "loss": False}
+
 # Whole numbers that may be 0.
 ZERO_ALLOWED = ("seed", "decoder_layers", "position_offset")
 
@@ -115,7 +118,9 @@ class ModelConfig:
 class TrainConfig:
     """Optimisation (section 5) and what happens while it runs; durations in updates."""
 
-    steps: int = 100_000
+    steps: int = 100_000  # the run ends at the first of these three limits
+    epochs: float = 0.0  # times that each pair is seen; 0: no limit
+    hours: float = 0.0  # of training, summed over resumes; 0: no limit
     warmup_steps: int = 4000
     learning_rate: float = 1.0  # factor on d_model^-0.5 min(s^-0.5, s warmup^-1.5)
     label_smoothing: float = 0.1
@@ -127,6 +132,8 @@ class TrainConfig:
     eval_every: int = 1500  # validation loss and BLEU, and a checkpoint
     save_every: int = 1500
     keep_last: int = 10  # newest checkpoints kept, beside the best by validation BLEU
+    early_stop_metric: str = ""  # of validation: bleu, chrf, nll, loss; "": none
+    patience: int = 5  # evaluations in a row without a better one before the run ends
     max_bad_updates: int = 5  # non-finite updates in a row before the run stops
 
 
@@ -269,6 +276,12 @@ def check(config: Config) -> list[str]:
     one_of("model.final_norm", model.final_norm, ("auto", "on", "off"))
     one_of("model.activation", model.activation, ACTIVATIONS)
     one_of("model.position_layout", model.position_layout, ("interleaved", "halves"))
+    one_of("train.early_stop_metric", train.early_stop_metric, ("", *HIGHER_IS_BETTER))
+    for where, value in (("epochs", train.epochs), ("hours", train.hours)):
+        need(
+            value >= 0,
+            f"config.train.{where} is {value}; it must be above 0, or 0 for no limit",
+        )
     for section in (model, train, config.batch, config.tokenizer):
         for key, value in dataclasses.asdict(section).items():
             if type(value) is int:

@@ -31,7 +31,7 @@ def rows(workdir: pathlib.Path) -> list[dict]:
 
 
 def without_times(rows: list[dict]) -> list[dict]:
-    timed = ("time", "tokens_per_second", "data_wait")
+    timed = ("time", "tokens_per_second", "data_wait", "hours")
     return [{k: v for k, v in row.items() if k not in timed} for row in rows]
 
 

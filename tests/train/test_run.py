@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from transformer_jax import parallel
 from transformer_jax.config import Config
 from transformer_jax.config_file import load
 from transformer_jax.data.prepare import Prepared, prepare
-from transformer_jax.train import loop
+from transformer_jax.errors import ConfigError
+from transformer_jax.train import ending, loop
 from transformer_jax.train.loss import LossSums
 from transformer_jax.train.step import StepMetrics
 
@@ -82,13 +84,18 @@ def rehearse(
         monkeypatch.setattr(trainer, "save", lambda s, *_: saved.append(s.step))
         progress = loop.Progress(0, section.steps)
         state = SimpleNamespace(step=max(saved, default=0))
+        limits = trainer.ending(state.step)
+        if over := limits.reason(state.step):
+            return [], saved, [over]
+        stop = [] if signals is None else signals
         try:
-            loop._run(trainer, state, progress, signals or [])  # pyright: ignore
+            loop._run(trainer, state, limits, progress, stop)  # pyright: ignore
         finally:
             progress.close()
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines], saved, shown
 
+    run.workdir = tmp_path  # pyright: ignore
     return run
 
 
@@ -98,7 +105,7 @@ def test_the_share_of_time_spent_waiting_for_data_is_logged(rehearse) -> None:
     )
     shares = [row["data_wait"] for row in rows if row["kind"] == "train"]
     assert len(shares) == 3 and all(0.7 < share <= 1 for share in shares)
-    for share, line in zip(shares, shown, strict=True):
+    for share, line in zip(shares, shown[:3], strict=True):
         assert line.startswith("step ") and f"data wait {share:.1%}" in line
 
 
@@ -109,3 +116,114 @@ def test_without_waiting_the_share_is_small(rehearse, monkeypatch) -> None:
     )
     shares = [row["data_wait"] for row in rows if row["kind"] == "train"]
     assert len(shares) == 3 and min(shares) < 0.2
+
+
+def scores(metric: str, *values: float) -> Iterator[Row]:
+    others = {"bleu": 0.0, "chrf": 0.0, "nll": 0.0, "loss": 0.0}
+    return iter([others | {metric: value} for value in values])
+
+
+def steps_of(rows: list[dict], kind: str) -> list[int]:
+    return [row["step"] for row in rows if row["kind"] == kind]
+
+
+def test_a_run_ends_at_the_first_of_its_limits(rehearse, prepared) -> None:
+    config, data = prepared
+    trainer = loop.TrainBatches(data.splits["train"], config.batch, 0)
+    end = math.ceil(1.5 * trainer.batches_per_epoch)
+    always = itertools.repeat({})
+    rows, saved, shown = rehearse(always, steps=99, epochs=1.5, eval_every=50)
+    assert saved[-1] == end == rows[-1]["step"] and rows[-1]["kind"] == "valid"
+    assert shown[-1].startswith(f"finished at step {end}: config.train.epochs 1.5")
+    # Not before the next limit is raised, and then from there.
+    _, saved, shown = rehearse(always, steps=99, epochs=1.5, eval_every=50)
+    assert saved[-1] == end and "config.train.epochs 1.5 reached" in shown[0]
+    _, saved, shown = rehearse(always, steps=end + 3, epochs=99.0, eval_every=50)
+    assert saved[-1] == end + 3 and f"config.train.steps {end + 3}" in shown[-1]
+
+
+def test_hours_are_summed_over_resumes(rehearse, monkeypatch) -> None:
+    """An hour passes before each batch; the first run is stopped after three."""
+    clock, stop = 0.0, []
+
+    def hourly(start: int) -> Iterator[int]:
+        nonlocal clock
+        for number in itertools.count(start):
+            clock += 3600
+            stop.extend([15] if number == 2 else [])
+            yield number
+
+    monkeypatch.setattr(ending.time, "monotonic", lambda: clock)
+    fields = {"steps": 99, "hours": 5.0, "log_every": 50, "eval_every": 50}
+    fields |= {"save_every": 50, "batches": hourly, "scores": itertools.repeat({})}
+    with pytest.raises(loop.Stopped):
+        rehearse(signals=stop, **fields)
+    clock += 1e6  # between the two
+    rows, saved, shown = rehearse(**fields)
+    assert saved == [3, 5]
+    assert rows[-2]["hours"] == pytest.approx(5) and rows[-1]["kind"] == "valid"
+    assert "config.train.hours 5 reached" in shown[-1]
+    assert "config.train.hours 5 reached" in rehearse(**fields)[2][0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "evaluations"),
+    [
+        ("bleu", [7.0] * 9, 3),
+        ("bleu", [1.0, 2.0, 1.5, 3.0, 3.0, 2.0, 9.0], 6),
+        ("chrf", [5.0, 4.0, 4.5, 9.0], 3),
+        ("nll", [5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 1.0], 6),
+        ("loss", [1.0, 2.0, 3.0, 0.0], 3),
+        ("nll", [2.0, float("nan"), float("nan"), 1.0], 3),
+        ("bleu", [1.0, 2.0, 3.0, 4.0, 5.0], 5),
+    ],
+)
+def test_a_score_that_stands_still_ends_the_run(
+    rehearse, metric: str, values: list[float], evaluations: int
+) -> None:
+    fields = {"steps": 2 * len(values), "eval_every": 2}
+    fields |= {"early_stop_metric": metric, "patience": 2}
+    rows, saved, shown = rehearse(scores(metric, *values), **fields)
+    assert steps_of(rows, "valid") == [2 * n for n in range(1, evaluations + 1)]
+    assert saved[-1] == 2 * evaluations
+    assert shown[-1].startswith(f"finished at step {2 * evaluations}: ")
+    if evaluations < len(values):
+        assert f"the validation's {metric} is no better than at step" in shown[-1]
+    # Started again it does nothing; with more patience it goes on.
+    _, again, over = rehearse(scores(metric), **fields)
+    assert again[-1] == 2 * evaluations and over[0] in shown[-1]
+    if evaluations < len(values):
+        fields["patience"] = 3
+        _, again, _ = rehearse(scores(metric, *values[evaluations:]), **fields)
+        assert again[-1] > 2 * evaluations
+
+
+def test_the_count_survives_a_stop_and_forgets_what_came_later(rehearse) -> None:
+    fields = {"steps": 20, "early_stop_metric": "bleu", "patience": 2}
+    fields |= {"eval_every": 4, "save_every": 2, "log_every": 2}
+    stop: list[int] = []
+
+    def stopping(start: int) -> Iterator[int]:
+        for number in itertools.count(start):
+            stop.extend([15] if number == 8 else [])  # after the second evaluation
+            yield number
+
+    with pytest.raises(loop.Stopped):
+        rehearse(scores("bleu", 3.0, 2.0), stopping, stop, **fields)
+    file = rehearse.workdir / "metrics.jsonl"  # of a step that was never saved
+    later = {"kind": "valid", "step": 12, "bleu": 99.0, "hours": 99.0}
+    file.write_text(file.read_text() + json.dumps(later) + "\n")
+    rows, saved, shown = rehearse(scores("bleu", 1.0), **fields)
+    assert saved[-1] == 12 and "no better than at step 4 in 2 evaluations" in shown[-1]
+    assert [row["bleu"] for row in rows if row["kind"] == "valid"] == [3.0, 2.0, 1.0]
+
+
+def test_early_stopping_needs_a_validation_split(prepared, tmp_path) -> None:
+    config, data = prepared
+    section = dataclasses.replace(config.train, early_stop_metric="nll")
+    config = dataclasses.replace(config, train=section)
+    data = dataclasses.replace(data, splits={"train": data.splits["train"]})
+    trainer = loop.Trainer(config, tmp_path, data, print)
+    trainer.checkpoints.close()
+    with pytest.raises(ConfigError, match="early_stop_metric is 'nll', but the corpus"):
+        trainer.ending(0)

@@ -27,14 +27,16 @@ from transformer_jax.data.pipeline import (
 )
 from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.decode.translator import Translator
-from transformer_jax.errors import TrainingError
+from transformer_jax.errors import ConfigError, TrainingError
 from transformer_jax.evaluate import evaluate
 from transformer_jax.model.transformer import Transformer, compute_dtype
 from transformer_jax.train import optimizer as optimizers
+from transformer_jax.train.ending import Ending
 from transformer_jax.train.metrics import (
     MetricsWriter,
     Progress,
     loss_metrics,
+    read_rows,
     train_metrics,
 )
 from transformer_jax.train.step import (
@@ -110,6 +112,22 @@ class Trainer:
             return fresh
         _, params, training = found
         return training.replace(params=params)
+
+    def ending(self, step: int) -> Ending:
+        """Returns the limits of a run that goes on from `step`; starts its clock.
+
+        Raises:
+            ConfigError: it is to stop by a validation split that it has not.
+        """
+        train = self.config.train
+        if train.early_stop_metric and "valid" not in self.data.splits:
+            raise ConfigError(
+                f"config.train.early_stop_metric is {train.early_stop_metric!r}, but "
+                "the corpus has no validation split; name one in config.data, or leave "
+                "the metric empty"
+            )
+        rows = read_rows(self.workdir, step) if step else []
+        return Ending(train, self.batches.batches_per_epoch, rows)
 
     def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
         """Saves a replicated state."""
@@ -223,16 +241,16 @@ def train(config: Config, workdir: pathlib.Path) -> None:
         trainer = Trainer(config, workdir, data, progress.say)
         with contextlib.closing(trainer.checkpoints), _signals() as signals:
             state = trainer.restore()
-            if int(state.step) >= config.train.steps:
-                progress.say(
-                    f"finished: {workdir} is at step {int(state.step)} of "
-                    f"{config.train.steps}; raise config.train.steps to go on"
-                )
+            step = int(state.step)
+            ending = trainer.ending(step)
+            progress.end_at(ending.last_step)
+            if over := ending.reason(step):
+                progress.say(f"finished: {workdir} is at step {step}: {over}")
                 return
             for line in start_block(trainer, state):
                 progress.say(line)
             write_shapes(workdir, trainer.batches.shapes)
-            _run(trainer, state, progress, signals)
+            _run(trainer, state, ending, progress, signals)
     finally:
         progress.close()
 
@@ -278,19 +296,23 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
 
 
 def _run(
-    trainer: Trainer, state: TrainState, progress: Progress, signals: list[int]
+    trainer: Trainer,
+    state: TrainState,
+    ending: Ending,
+    progress: Progress,
+    signals: list[int],
 ) -> None:
-    """Updates from `state` (on the host) until the last step."""
+    """Updates from `state` (on the host) until the run is over or stopped."""
     config, step = trainer.config.train, int(state.step)
     writer = MetricsWriter(trainer.workdir, step)
     state = parallel.replicate(state)
     trainer.compile(state, progress)
     pending: list[Any] = []
-    saved, logged, waited = step, time.monotonic(), 0.0
+    saved, logged, waited, over = step, time.monotonic(), 0.0, ""
     with contextlib.closing(writer), contextlib.ExitStack() as stack:
         batches = trainer.batches.from_batch(step)
         stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
-        while step < config.steps and not signals:
+        while not over and not signals:
             asked = time.monotonic()
             batch = next(batches)
             waited += time.monotonic() - asked
@@ -300,9 +322,9 @@ def _run(
             progress.advance(step)
             if len(pending) > RUN_AHEAD:
                 jax.block_until_ready(pending[-1 - RUN_AHEAD].sums.tokens)
-            last = step == config.steps
+            over = ending.reason(step)
             due = {
-                name: step % every == 0 or last
+                name: step % every == 0 or bool(over)
                 for name, every in (
                     ("log", config.log_every),
                     ("evaluate", config.eval_every),
@@ -315,8 +337,9 @@ def _run(
                 values = train_metrics(hosts, seconds, waited)
                 updates = step - values["bad_updates"]
                 values["learning_rate"] = float(trainer.schedule(updates - 1))
+                values["hours"] = ending.hours
                 writer.write("train", step, values)
-                progress.log(len(hosts), seconds, values)
+                progress.log(len(hosts), seconds, values, 3600 * ending.hours_left)
                 pending, logged, waited = [], time.monotonic(), 0.0
                 if int(hosts[-1].bad_in_a_row) >= config.max_bad_updates:
                     raise trainer.not_finite(state, batch, hosts[-1], step)
@@ -324,12 +347,17 @@ def _run(
             if due["evaluate"] and "valid" in trainer.data.splits:
                 valid = trainer.validate(state, progress)
                 writer.write("valid", step, valid)
+                ending.evaluated(step, valid)
+                over = over or ending.reason(step)
             if due["save"] or due["evaluate"]:
                 trainer.save(state, valid)
                 saved = step
                 logged = time.monotonic()
         if saved < step:
             trainer.save(state)
+            writer.write("event", step, {"event": "stopped", "hours": ending.hours})
         trainer.checkpoints.wait()
-    if signals:
+        if over:
+            progress.say(f"finished at step {step}: {over}")
+    if signals and not over:
         raise Stopped(signals[0], step)

@@ -76,7 +76,9 @@ class MetricsWriter:
         if self._path.exists():
             # Beside it, then renamed: a run killed just now must not lose the rows.
             kept = self._path.with_name(self._path.name + ".partial")
-            kept.write_text(_rows_until(self._path, step), encoding="utf-8")
+            rows = (json.dumps(row) + "
+" for row in read_rows(workdir, step))
+            kept.write_text("".join(rows), encoding="utf-8")
             kept.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8")
         self._board = tensorboardX.SummaryWriter(
@@ -98,16 +100,21 @@ class MetricsWriter:
         self._board.close()
 
 
-def _rows_until(path: pathlib.Path, step: int) -> str:
-    """Returns the rows up to `step`; a last line cut short by a crash goes, too."""
-    kept = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+def read_rows(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+    """Returns the rows of `metrics.jsonl` up to `step`.
+
+    A last line cut short by a crash is left out.
+    """
+    path = workdir / "metrics.jsonl"
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
+            row = json.loads(line)
+            if row["step"] <= step:
+                rows.append(row)
         except (json.JSONDecodeError, KeyError):
             continue
-    return "".join(kept)
+    return rows
 
 
 class Progress:
@@ -131,13 +138,31 @@ class Progress:
         self._task = self._bar.add_task("", total=steps, completed=step, shown="")
         self._bar.start()
 
+    def end_at(self, step: int) -> None:
+        """Sets the last step."""
+        self._steps = step
+        self._bar.update(self._task, total=step)
+
     def advance(self, step: int) -> None:
         """Moves the bar to `step`."""
         self._step = step
         self._bar.update(self._task, completed=step)
 
-    def log(self, updates: int, seconds: float, values: Mapping[str, float]) -> None:
-        """Shows the values of the last `updates`, which took `seconds`."""
+    def log(
+        self,
+        updates: int,
+        seconds: float,
+        values: Mapping[str, float],
+        seconds_left: float = math.inf,
+    ) -> None:
+        """Shows the values of the last `updates`, which took `seconds`.
+
+        Args:
+            updates: how many.
+            seconds: that they took.
+            values: of `train_metrics`, and the learning rate.
+            seconds_left: that the run may go on, though steps be left.
+        """
         self._seconds, self._updates = (
             self._seconds + seconds,
             self._updates + updates,
@@ -148,6 +173,7 @@ class Progress:
         )
         if self._bar.disable:
             left = self._seconds / self._updates * (self._steps - self._step)
+            left = max(0.0, min(left, seconds_left))
             self.say(f"step {self._step}/{self._steps}  {shown}  left {_clock(left)}")
         self._bar.update(self._task, shown=shown)
 
