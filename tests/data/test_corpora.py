@@ -17,7 +17,7 @@ import time
 import pytest
 
 from transformer_jax.config import DataConfig
-from transformer_jax.data import corpora, phrases
+from transformer_jax.data import corpora, phrases, textfiles
 from transformer_jax.errors import ConfigError, DataError
 
 NAME = "wmt14_translate/de-en"
@@ -61,15 +61,15 @@ LINES = [
 def test_lines_end_at_newlines_only(tmp_path, name, content, expected):
     path = write(tmp_path / name, content)
     assert list(corpora.read_lines(path)) == expected
-    assert corpora._count_lines(path) == len(expected)
+    assert textfiles.count_lines(path) == len(expected)
 
 
 def test_lines_and_counts_agree_across_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "_BLOCK", 3)  # every place of a block's border
+    monkeypatch.setattr(textfiles, "_BLOCK", 3)  # every place of a block's border
     for shift in range(4):
         content = b"x" * shift + b"\nab\xef\xbb\xbf\n\n\xef\xbb\xbf"
         path = write(tmp_path / "t", content)
-        assert corpora._count_lines(path) == 4
+        assert textfiles.count_lines(path) == 4
         assert len(list(corpora.read_lines(path))) == 4
 
 
@@ -110,7 +110,7 @@ def test_missing_file_and_directory(tmp_path):
         (tmp_path / "none.gz", "No such file"),
         (tmp_path, "directory"),
     ):
-        for read in (lambda p: list(corpora.read_lines(p)), corpora._count_lines):
+        for read in (lambda p: list(corpora.read_lines(p)), textfiles.count_lines):
             with pytest.raises(DataError, match=reason) as error:
                 read(str(path))
             assert str(path) in one_line(error)
@@ -141,7 +141,7 @@ def test_broken_gzip(tmp_path):
     for name, content in broken.items():
         path = tmp_path / name
         path.write_bytes(content)
-        for read in (lambda p: list(corpora.read_lines(p)), corpora._count_lines):
+        for read in (lambda p: list(corpora.read_lines(p)), textfiles.count_lines):
             with pytest.raises(DataError, match="not a whole gzip file") as error:
                 read(str(path))
             assert str(path) in one_line(error)

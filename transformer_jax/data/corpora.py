@@ -6,10 +6,8 @@ without it as long as the data lie in ArrayRecord files.
 """
 
 import contextlib
-import gzip
 import hashlib
 import importlib
-import io
 import itertools
 import json
 import os
@@ -17,16 +15,19 @@ import sys
 import urllib.error
 import urllib.parse
 import urllib.request
-import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from transformer_jax.config import SPLITS, DataConfig
 from transformer_jax.data import phrases
+from transformer_jax.data.textfiles import (
+    count_lines,
+    describe_file,
+    read_lines,
+    split_paths,
+)
 from transformer_jax.errors import ConfigError, DataError
 
-_BOM = b"\xef\xbb\xbf"
-_BLOCK = 1 << 20  # bytes read at once
 _TFDS_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 _TFDS_FORMAT = "array_record"  # the one format that needs no TensorFlow
 _TFDS_RECORDS = 1024  # read at once: twice as fast as one by one
@@ -56,7 +57,7 @@ def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
     if config.corpus == "phrases":
         return iter(_phrase_pairs(config, split))
     if config.corpus == "text":
-        return _read_text(_text_files(config, split))
+        return _read_text(text_files(config, split))
     return _read_tfds(config, split)
 
 
@@ -77,7 +78,7 @@ def has_split(config: DataConfig, split: str) -> bool:
     _check_split(split)
     if config.corpus == "tfds":
         return _TFDS_SPLITS[split] in _open_tfds(config).info.splits
-    return config.corpus == "phrases" or bool(_text_files(config, split, False))
+    return config.corpus == "phrases" or bool(text_files(config, split, False))
 
 
 def fingerprint(config: DataConfig, split: str) -> dict[str, Any]:
@@ -100,8 +101,8 @@ def fingerprint(config: DataConfig, split: str) -> dict[str, Any]:
         text = json.dumps(_phrase_pairs(config, split))
         described["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     elif config.corpus == "text":
-        files = _text_files(config, split)
-        described["files"] = [[_describe_file(side) for side in pair] for pair in files]
+        files = text_files(config, split)
+        described["files"] = [[describe_file(side) for side in pair] for pair in files]
     else:
         info = _open_tfds(config).info
         part = info.splits[_tfds_split(config, info, split)]
@@ -134,117 +135,14 @@ def _phrase_pairs(config: DataConfig, split: str) -> list[tuple[str, str]]:
 # --- Text files -----------------------------------------------------------------
 
 
-def split_paths(value: str, root: str) -> list[str]:
-    """Splits a comma-separated list of paths.
-
-    Args:
-        value: the list; blanks around a path, and empty items, are dropped.
-        root: folder that relative paths start from; "" is the current one.
-
-    Returns:
-        The paths, in the order given; `~` is the home folder.
-    """
-    items = [item.strip() for item in value.split(",")]
-    root = os.path.expanduser(root)
-    return [os.path.join(root, os.path.expanduser(item)) for item in items if item]
-
-
-def read_lines(path: str) -> Iterator[str]:
-    r"""Reads the lines of one UTF-8 text file, one at a time.
-
-    Only `\n` ends a line, and a `\r` right before it goes with it. A BOM at the start
-    is dropped. All else, such as U+0085, U+2028, tabs and NUL, is text.
-
-    Args:
-        path: the file; it is decompressed where the name ends in .gz.
-
-    Yields:
-        The lines, without their ends.
-
-    Raises:
-        DataError: the file cannot be read, or is not gzip or not UTF-8.
-    """
-    offset = 0
-    with _opened(path) as file:
-        for number, raw in enumerate(file, start=1):
-            line = raw.removeprefix(_BOM) if number == 1 else raw
-            if not line:  # the file is a BOM and nothing else
-                return
-            start = offset + len(raw) - len(line)
-            offset += len(raw)
-            if line.endswith(b"\n"):
-                line = line[: -2 if line.endswith(b"\r\n") else -1]
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{path} is not UTF-8: line {number}, byte offset "
-                    f"{start + error.start}: {error.reason} "
-                    f"(0x{line[error.start]:02X}); convert the file to UTF-8"
-                ) from error
-            yield text
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    """Opens a plain or gzip file; what fails while it is read becomes a DataError."""
-    where = 0
-    try:
-        with open(path, "rb") as raw:
-            if not path.endswith(".gz"):
-                yield raw
-                return
-            # The buffer makes the loop over lines run in C.
-            with io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK) as unzipped:
-                try:
-                    yield unzipped
-                finally:
-                    where = raw.tell()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path} is not a whole gzip file: {error} (within its first {where} "
-            "bytes); make or copy it anew, or rename it where it is plain text"
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror or error}; mend it or the path"
-        ) from error
-
-
-def _describe_file(path: str) -> dict[str, Any]:
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise DataError(
-            f"{path} is a directory, a pipe or a device; a corpus is read several "
-            "times, so give a file"
-        )
-    with _opened(path):  # says what is wrong with it
-        size = os.stat(path).st_size
-    # Neither path nor time: a file that was only moved or copied is the same data.
-    # Its two ends are read, so that a corpus of any size is recognised at once.
-    with open(path, "rb") as file:
-        ends = hashlib.sha256(file.read(_BLOCK))
-        file.seek(max(0, size - _BLOCK))
-        ends.update(file.read(_BLOCK))
-    return {"size": size, "sha256_of_ends": ends.hexdigest()}
-
-
-def _count_lines(path: str) -> int:
-    """Counts what `read_lines` would yield, many times faster."""
-    _describe_file(path)  # a pipe would be used up here
-    lines, last = 0, b"\n"
-    with _opened(path) as file:
-        block = file.read(_BLOCK).removeprefix(_BOM)
-        while block:
-            lines += block.count(b"\n")
-            last = block[-1:]
-            block = file.read(_BLOCK)
-    return lines + (last != b"\n")
-
-
-def _text_files(
+def text_files(
     config: DataConfig, split: str, required: bool = True
 ) -> list[tuple[str, str]]:
-    """Returns (source file, target file) of a split, not yet looked at."""
+    """Returns (source file, target file) of a split, not yet looked at.
+
+    Raises:
+        ConfigError: a side is not named, or one names more files than the other.
+    """
     fields = [f"config.data.{split}_{side}" for side in ("source", "target")]
     values = [getattr(config, field.removeprefix("config.data.")) for field in fields]
     source, target = (split_paths(value, config.root) for value in values)
@@ -259,14 +157,19 @@ def _text_files(
     return list(zip(source, target, strict=True))
 
 
+def unequal(source: str, lines: int, target: str, target_lines: int) -> str:
+    """Returns what is said about two files that are not parallel."""
+    return (
+        f"{source} has {lines} lines, but {target} has {target_lines} lines; "
+        "line i of the one must be the translation of line i of the other"
+    )
+
+
 def _read_text(files: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     for source, target in files:
-        counts = _count_lines(source), _count_lines(target)
+        counts = count_lines(source), count_lines(target)
         if counts[0] != counts[1]:
-            raise DataError(
-                f"{source} has {counts[0]} lines, but {target} has {counts[1]} lines; "
-                "line i of the one must be the translation of line i of the other"
-            )
+            raise DataError(unequal(source, counts[0], target, counts[1]))
     return itertools.chain.from_iterable(
         zip(read_lines(source), read_lines(target), strict=True)
         for source, target in files
