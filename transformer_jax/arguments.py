@@ -19,7 +19,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": (
         "make vocabulary and tokenised corpus",
         "--config=configs/phrases.py --workdir=runs/phrases",
-        "config workdir",
+        "config workdir check json",
     ),
     "train": (
         "train, or go on training",
@@ -86,6 +86,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         help="folder of the run; evaluate, translate and score take several, with "
         "commas between, as an ensemble",
     ),
+    "check": {
+        "action": "store_true",
+        "help": "make nothing; read the corpus and report what is odd about it",
+    },
     "checkpoint": {
         "default": "best",
         "help": "best (by valid BLEU), last, average or a step (default: best)",

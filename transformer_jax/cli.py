@@ -150,9 +150,13 @@ def _print_json(value: Any) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> None:
+    if args.json and not args.check:
+        raise ConfigError("--json is of no use without --check; give both")
+    config = load(args.config, args.overrides)
+    if args.check:
+        return _check(config, args)
     from transformer_jax.data.prepare import prepare
 
-    config = load(args.config, args.overrides)
     prepared = prepare(config, args.workdir, _report)
     limit = f", {config.tokenizer.vocab_size:,} asked for"
     soft = not (config.tokenizer.hard_vocab_limit or config.tokenizer.model_path)
@@ -165,6 +169,15 @@ def _prepare(args: argparse.Namespace) -> None:
         _report(f"{split:11} {counts}: {corpus.folder}")
         if spelling := corpus.spelling():
             _report(f"{'':11} {spelling}")
+
+
+def _check(config: Config, args: argparse.Namespace) -> None:
+    from transformer_jax.data import doctor, findings
+
+    report = doctor.check(config, args.workdir)
+    _print_json(report) if args.json else print(findings.as_text(report))
+    if stops := findings.stops(report):
+        raise DataError(stops)
 
 
 def _train(args: argparse.Namespace) -> int:
