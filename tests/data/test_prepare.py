@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from transformer_jax import config_file
-from transformer_jax.data import corpora, tokenized
+from transformer_jax.data import corpora, workers
 from transformer_jax.data.prepare import open_split, prepare
 from transformer_jax.data.tokenized import TokenizedCorpus
 from transformer_jax.data.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ def with_rare_letters(folder: pathlib.Path) -> None:
 def test_unknown_pieces_and_bytes_are_counted(
     tmp_path, capsys, monkeypatch, model_type, byte_fallback
 ):
-    monkeypatch.setattr(tokenized, "PART", 7)
+    monkeypatch.setattr(workers, "CHUNK", 7)
     with_rare_letters(tmp_path)
     path = tiny.write_config(
         tmp_path,

@@ -9,20 +9,18 @@
 Ids are without BOS and EOS, in the smallest type that holds the vocabulary.
 """
 
-import itertools
+import contextlib
 import json
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from transformer_jax.data import corpora
 from transformer_jax.data.tokenizer import UNK_ID, Tokenizer
-
-CHUNK = 10_000  # pairs tokenised at a time
-PART = 1 << 24  # ids copied at a time
+from transformer_jax.data.workers import Encoded, encode_pairs
 
 
 class TokenizedSide:
@@ -86,6 +84,7 @@ def write_split(
     vocabulary: Tokenizer,
     max_length: int,
     folder: pathlib.Path,
+    workers: int = 0,
 ) -> dict[str, Any]:
     """Writes the arrays and the text of a split into `folder`.
 
@@ -96,77 +95,99 @@ def write_split(
         vocabulary: what the text is encoded with.
         max_length: most pieces of a training sentence, EOS included.
         folder: an existing, empty folder.
+        workers: processes that encode; 0 is one for each core.
 
     Returns:
         `counts`: how many pairs were read, kept and left out, by reason. `pieces`: for
         each side how many there are in all, and how many are unknown or single bytes.
+
+    Raises:
+        DataError: a process was killed.
     """
     counts = Counter(read=0, kept=0, empty=0, too_long=0)
-    sides = [_SideWriter(folder, name, vocabulary) for name in ("source", "target")]
-    for chunk in _chunks(pairs, CHUNK):
-        counts["read"] += len(chunk)
-        encoded = [vocabulary.encode(texts) for texts in zip(*chunk, strict=True)]
-        for text, ids in zip(chunk, zip(*encoded, strict=True), strict=True):
+    with contextlib.ExitStack() as files:
+        names = "source", "target"
+        sides = [_SideWriter(folder, name, vocabulary, files) for name in names]
+        for chunk, encoded in encode_pairs(pairs, vocabulary, workers):
+            lengths = np.stack([side.lengths for side in encoded])
+            keep = np.ones(len(chunk), bool)
             if training:
-                if not (ids[0] and ids[1]):
-                    counts["empty"] += 1
-                    continue
-                if max(map(len, ids)) >= max_length:  # EOS needs a place, too
-                    counts["too_long"] += 1
-                    continue
-            counts["kept"] += 1
-            for side, line, sentence in zip(sides, text, ids, strict=True):
-                side.add(None if training else line, sentence)
-    return {"counts": dict(counts), "pieces": {s.name: s.close() for s in sides}}
+                empty = (lengths == 0).any(axis=0)
+                # EOS needs a place, too.
+                too_long = (lengths >= max_length).any(axis=0) & ~empty
+                counts["empty"] += int(empty.sum())
+                counts["too_long"] += int(too_long.sum())
+                keep = ~(empty | too_long)
+            counts["read"] += len(chunk)
+            counts["kept"] += int(keep.sum())
+            columns = [(), ()] if training else zip(*chunk, strict=True)
+            for side, texts, ids in zip(sides, columns, encoded, strict=True):
+                side.add(texts, ids, keep)
+        pieces = {side.name: side.finish() for side in sides}
+    return {"counts": dict(counts), "pieces": pieces}
 
 
 class _SideWriter:
-    """Appends ids to a raw file, so that a corpus of any size needs little memory."""
+    """Appends to the files of one side, so that any corpus needs little memory."""
 
-    def __init__(self, folder: pathlib.Path, name: str, vocabulary: Tokenizer) -> None:
-        self.folder, self.name, self.vocabulary = folder, name, vocabulary
-        self.dtype = np.min_scalar_type(vocabulary.vocab_size - 1)
-        self.raw = folder / f"{name}.raw"
-        self.ids = self.raw.open("wb")
-        self.text = (folder / f"{name}.txt").open("w", encoding="utf-8", newline="\n")
-        self.offsets = [0]
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        name: str,
+        vocabulary: Tokenizer,
+        files: contextlib.ExitStack,
+    ) -> None:
+        def array(what: str, dtype: np.dtype) -> _GrowingArray:
+            file = (folder / f"{name}.{what}.npy").open("wb")
+            return _GrowingArray(files.enter_context(file), dtype)
 
-    def add(self, line: str | None, ids: list[int]) -> None:
-        if line is not None:
-            self.text.write(line + "\n")
-        self.ids.write(np.asarray(ids, self.dtype).tobytes())
-        self.offsets.append(self.offsets[-1] + len(ids))
+        self.name, self.vocabulary = name, vocabulary
+        self.ids = array("ids", vocabulary.dtype)
+        self.offsets = array("offsets", np.dtype(np.int64))
+        self.offsets.append(np.zeros(1))
+        text = (folder / f"{name}.txt").open("w", encoding="utf-8", newline="\n")
+        self.text = files.enter_context(text)
+        self.times = np.zeros(vocabulary.vocab_size, np.int64)  # that each piece comes
 
-    def close(self) -> dict[str, int]:
-        """Makes the arrays; returns how many pieces of each kind they hold."""
-        self.ids.close()
-        self.text.close()
-        ids = np.lib.format.open_memmap(
-            self.folder / f"{self.name}.ids.npy", "w+", self.dtype, (self.offsets[-1],)
-        )
-        size = self.vocabulary.vocab_size
-        times = np.zeros(size, np.int64)  # that each piece comes
-        with self.raw.open("rb") as raw:
-            for start in range(0, len(ids), PART):
-                part = ids[start : start + PART]
-                part[:] = np.fromfile(raw, self.dtype, len(part))
-                times += np.bincount(part, minlength=size)
-        ids.flush()
-        self.raw.unlink()
-        offsets = np.asarray(self.offsets, np.int64)
-        np.save(self.folder / f"{self.name}.offsets.npy", offsets)
+    def add(self, texts: Iterable[str], encoded: Encoded, keep: np.ndarray) -> None:
+        ids = encoded.ids[np.repeat(keep, encoded.lengths)]
+        self.offsets.append(self.ids.size + np.cumsum(encoded.lengths[keep]))
+        self.ids.append(ids)
+        self.times += np.bincount(ids, minlength=len(self.times))
+        self.text.writelines(text + "\n" for text in texts)
+
+    def finish(self) -> dict[str, int]:
+        """Makes the arrays whole; returns how many pieces of each kind they hold."""
+        self.ids.finish()
+        self.offsets.finish()
         return {
-            "all": int(times.sum()),
-            "unknown": int(times[UNK_ID]),
-            "bytes": int(times[self.vocabulary.byte_ids].sum()),
+            "all": int(self.times.sum()),
+            "unknown": int(self.times[UNK_ID]),
+            "bytes": int(self.times[self.vocabulary.byte_ids].sum()),
         }
+
+
+class _GrowingArray:
+    """A .npy file that is appended to; only when finished it says how long it is."""
+
+    def __init__(self, file: BinaryIO, dtype: np.dtype) -> None:
+        self.size, self._file, self._dtype = 0, file, dtype
+        self._write_head()
+
+    def append(self, values: np.ndarray) -> None:
+        self._file.write(values.astype(self._dtype, copy=False).tobytes())
+        self.size += len(values)
+
+    def finish(self) -> None:
+        self._file.seek(0)
+        self._write_head()
+
+    def _write_head(self) -> None:
+        # NumPy leaves room in it, so that it has the same size for any length.
+        form = np.lib.format.dtype_to_descr(self._dtype)
+        head = {"descr": form, "fortran_order": False, "shape": (self.size,)}
+        np.lib.format.write_array_header_1_0(self._file, head)
 
 
 def _share(count: int, total: int) -> str:
     return f"{count:,} ({count / total:.2%})" if count else "0"
-
-
-def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, size)):
-        yield chunk

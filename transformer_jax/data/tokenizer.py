@@ -89,9 +89,14 @@ class Tokenizer:
         """A hash of the model."""
         return hashlib.sha256(self.model).hexdigest()
 
-    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest type that holds every id."""
+        return np.min_scalar_type(self.vocab_size - 1)
+
+    def encode(self, lines: Sequence[str], threads: int = -1) -> list[list[int]]:
         """Returns the ids of each line, without BOS or EOS; an empty line has none."""
-        return self._processor.encode(list(lines), num_threads=-1)
+        return self._processor.encode(list(lines), num_threads=threads)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids`, special ids left out, as a single line.
