@@ -12,6 +12,7 @@ BATCH = "data.batching"  # the contract between data, train and evaluate
 # For each room, the rooms it may import, besides `errors`.
 ALLOWED = {
     "errors": set(),
+    "progress": set(),
     "config": set(),
     "config_file": {"config"},
     "data": {"config", "config_file", "data"},
@@ -35,7 +36,7 @@ ALLOWED = {
     "train.loss": set(),
     "train.optimizer": {"config"},
     "train.step": {"model", "train.loss", BATCH},
-    "train.metrics": {"train.loss", "train.step"},
+    "train.metrics": {"progress", "train.loss", "train.step"},
     "train.ending": {"config"},
     "train.loop": {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
@@ -44,7 +45,7 @@ ALLOWED = {
     "arguments": {"config"},
     "cli": {
         "arguments", "config", "config_file", "data", "decode.translator", "checkpoint",
-        "evaluate", "paper_bleu", "compare", "describe", "train.loop",
+        "evaluate", "paper_bleu", "compare", "describe", "progress", "train.loop",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -156,17 +156,17 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.check:
         return _check(config, args)
     from transformer_jax.data.prepare import prepare
+    from transformer_jax.progress import Progress
 
-    prepared = prepare(config, args.workdir, _report)
+    with contextlib.closing(Progress()) as progress:
+        prepared = prepare(config, args.workdir, progress.say, progress.track)
     limit = f", {config.tokenizer.vocab_size:,} asked for"
     soft = not (config.tokenizer.hard_vocab_limit or config.tokenizer.model_path)
     size = prepared.tokenizer.vocab_size
     _report(f"vocabulary  {size:,} pieces{limit if soft else ''}")
     for split, corpus in prepared.splits.items():
-        counts = ", ".join(
-            f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()
-        )
-        _report(f"{split:11} {counts}: {corpus.folder}")
+        counts = [f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()]
+        _report(f"{split:11} {', '.join(counts)}: {corpus.folder}")
         if spelling := corpus.spelling():
             _report(f"{'':11} {spelling}")
 

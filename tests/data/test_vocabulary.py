@@ -12,6 +12,7 @@ import pytest
 
 from transformer_jax.config import TokenizerConfig
 from transformer_jax.data import phrases
+from transformer_jax.data import tokenizer as tokenizer_module
 from transformer_jax.data.tokenizer import Tokenizer, sample_lines, train
 from transformer_jax.errors import DataError
 
@@ -114,6 +115,16 @@ def numbered(count: int) -> Iterator[str]:
 def test_few_lines_are_all_kept_in_order() -> None:
     for count in range(6):
         assert sample_lines(numbered(count), 5, 0) == list(numbered(count))
+
+
+@pytest.mark.parametrize("lines", [5, 6, 11, 12, 13, 500])
+def test_drawing_in_blocks_is_drawing_one_by_one(monkeypatch, lines: int) -> None:
+    monkeypatch.setattr(tokenizer_module, "DRAWN", 7)
+    rng, kept = np.random.default_rng(2), list(numbered(5))
+    for i in range(5, lines):
+        if (place := int(rng.integers(i + 1))) < 5:
+            kept[place] = str(i)
+    assert sample_lines(numbered(lines), 5, 2) == kept
 
 
 def test_a_sample_is_drawn_without_repeats_and_by_its_seed() -> None:

@@ -37,6 +37,22 @@ _TFDS_MEND = (
 )
 
 
+class _Pairs(Iterator[tuple[str, str]]):
+    """An iterator that tells how many pairs it was made for."""
+
+    def __init__(self, pairs: Iterator[tuple[str, str]], count: int) -> None:
+        self._pairs, self._count = pairs, count
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return self._pairs  # as fast as it is
+
+    def __next__(self) -> tuple[str, str]:
+        return next(self._pairs)
+
+    def __length_hint__(self) -> int:
+        return self._count
+
+
 def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
     """Reads one split of the corpus, in the config's direction.
 
@@ -47,7 +63,8 @@ def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
         split: train, valid or test.
 
     Returns:
-        An iterator over `(source, target)`, in the order of the corpus.
+        An iterator over `(source, target)`, in the order of the corpus. It tells their
+        number to `operator.length_hint`.
 
     Raises:
         ConfigError: a field is missing or contradicts another one.
@@ -166,14 +183,17 @@ def unequal(source: str, lines: int, target: str, target_lines: int) -> str:
 
 
 def _read_text(files: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    total = 0
     for source, target in files:
         counts = count_lines(source), count_lines(target)
         if counts[0] != counts[1]:
             raise DataError(unequal(source, counts[0], target, counts[1]))
-    return itertools.chain.from_iterable(
+        total += counts[0]
+    pairs = itertools.chain.from_iterable(
         zip(read_lines(source), read_lines(target), strict=True)
         for source, target in files
     )
+    return _Pairs(pairs, total)
 
 
 # --- TFDS -----------------------------------------------------------------------
@@ -201,7 +221,7 @@ def _read_tfds(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
                     ) from error
                 yield source, target
 
-    return pairs()
+    return _Pairs(pairs(), len(data))
 
 
 def _tfds_split(config: DataConfig, info: Any, split: str) -> str:

@@ -16,7 +16,7 @@ import itertools
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transformer_jax.config import SPLITS, Config
@@ -27,6 +27,13 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import ConfigError, DataError
 
 Report = Callable[[str], None]
+Pairs = Iterable[tuple[str, str]]
+Track = Callable[[Pairs, str], Pairs]  # the same pairs, watched, and what is done
+
+
+def unwatched(pairs: Pairs, what: str) -> Pairs:
+    """Returns `pairs`: nobody is told how far they are read."""
+    return pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +44,22 @@ class Prepared:
     splits: dict[str, TokenizedCorpus]
 
 
-def prepare(config: Config, workdir: pathlib.Path, report: Report) -> Prepared:
+def prepare(
+    config: Config,
+    workdir: pathlib.Path,
+    report: Report,
+    track: Track = unwatched,
+) -> Prepared:
     """Makes, or finds, the tokenizer and every split that the corpus has.
+
+    A large corpus is tokenised by several processes, so a script that calls this has
+    its own work under `if __name__ == "__main__":`.
 
     Args:
         config: the run's config; it is written to `WORKDIR/config.json`.
         workdir: the run's folder.
         report: is told, in a line, about each thing that is made.
+        track: watches pairs as they are read.
 
     Returns:
         The tokenizer and the splits.
@@ -64,12 +80,14 @@ def prepare(config: Config, workdir: pathlib.Path, report: Report) -> Prepared:
         _require_same_run(config, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     recorded = _read_record(workdir)
-    vocabulary, recipe = _make_tokenizer(config, workdir, recorded, begun, report)
+    vocabulary, recipe = _make_tokenizer(
+        config, workdir, recorded, begun, report, track
+    )
     folder = pathlib.Path(config.data.cache_dir or workdir / "data")
     splits = {}
     for split in SPLITS:
         if split == "train" or corpora.has_split(config.data, split):
-            splits[split] = _tokenize(config, split, vocabulary, folder, report)
+            splits[split] = _tokenize(config, split, vocabulary, folder, report, track)
             before = recorded["splits"].get(split)
             if (
                 begun
@@ -145,6 +163,7 @@ def _make_tokenizer(
     recorded: dict[str, Any],
     begun: bool,
     report: Report,
+    track: Track,
 ) -> tuple[Tokenizer, str]:
     """Returns the vocabulary, made anew if of another recipe, and the recipe."""
     path = workdir / "tokenizer.model"
@@ -165,6 +184,7 @@ def _make_tokenizer(
         else:
             report("training the vocabulary")
             pairs = corpora.read_pairs(config.data, "train")
+            pairs = track(pairs, "reading train")
             lines = itertools.chain.from_iterable(pairs)
             made = tokenizer.train(lines, config.tokenizer, config.train.seed)
         _write_atomically(path, made.model)
@@ -184,6 +204,7 @@ def _tokenize(
     vocabulary: Tokenizer,
     folder: pathlib.Path,
     report: Report,
+    track: Track,
 ) -> TokenizedCorpus:
     """Returns the tokenised `split`, made first where `folder` does not hold it."""
     recipe = {
@@ -200,7 +221,7 @@ def _tokenize(
         partial = folder / f"{final.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        pairs = corpora.read_pairs(config.data, split)
+        pairs = track(corpora.read_pairs(config.data, split), f"tokenising {split}")
         longest = config.model.max_length
         found = write_split(pairs, split == "train", vocabulary, longest, partial)
         manifest = {"recipe": recipe, **found}

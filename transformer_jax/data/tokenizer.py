@@ -28,6 +28,8 @@ UNK_ID = 2
 BOS_ID = 3
 SPECIAL_IDS = (PAD_ID, EOS_ID, UNK_ID, BOS_ID)
 
+DRAWN = 1 << 14  # places of lines drawn at once; the same as one by one
+
 UNKNOWN = "\ufffd"  # the text of UNK_ID
 BLANK = "\u2581"  # SentencePiece's mark for a blank
 
@@ -152,12 +154,17 @@ def sample_lines(lines: Iterable[str], count: int, seed: int) -> list[str]:
     Returns:
         The drawn lines; all of them, in order, where there are no more than `count`.
     """
-    rng, kept = np.random.default_rng(seed), []
-    for i, line in enumerate(lines):
-        if i < count:
-            kept.append(line)
-        elif (place := int(rng.integers(i + 1))) < count:
-            kept[place] = line
+    lines = iter(lines)
+    rng, kept = np.random.default_rng(seed), list(itertools.islice(lines, count))
+    start, number = count + 1, DRAWN
+    while number == DRAWN:  # else the lines have ended
+        # Line n takes any of n places, if it is one of those kept.
+        places, number = rng.integers(np.arange(start, start + DRAWN)).tolist(), 0
+        for place, line in zip(places, lines, strict=False):
+            number += 1
+            if place < count:
+                kept[place] = line
+        start += DRAWN
     return kept
 
 

@@ -34,7 +34,7 @@ from transformer_jax.train import optimizer as optimizers
 from transformer_jax.train.ending import Ending
 from transformer_jax.train.metrics import (
     MetricsWriter,
-    Progress,
+    TrainProgress,
     loss_metrics,
     read_rows,
     train_metrics,
@@ -135,7 +135,7 @@ class Trainer:
         training = host.replace(params=None)
         self.checkpoints.save(int(host.step), host.params, training, metrics or {})
 
-    def compile(self, state: TrainState, progress: Progress) -> None:
+    def compile(self, state: TrainState, progress: TrainProgress) -> None:
         """Compiles the update for every shape, the largest first."""
         shapes = sorted(
             self.batches.shapes, key=lambda s: -s.rows * (s.source + s.target)
@@ -152,7 +152,7 @@ class Trainer:
         split = parallel.split_rows(batch)
         return self._compiled[_key(split)](state, split)
 
-    def validate(self, state: TrainState, progress: Progress) -> dict[str, float]:
+    def validate(self, state: TrainState, progress: TrainProgress) -> dict[str, float]:
         """Returns loss and BLEU of the validation split, by real decodes."""
         corpus = self.data.splits["valid"]
         batches = eval_batches(corpus, self.batches.shapes, self.config.batch.tokens)
@@ -235,9 +235,9 @@ def train(config: Config, workdir: pathlib.Path) -> None:
         Stopped: SIGINT or SIGTERM came; everything is saved.
     """
     parallel.cache_compilations()
-    progress = Progress(0, config.train.steps)
+    progress = TrainProgress(0, config.train.steps)
     try:
-        data = prepare(config, workdir, progress.say)
+        data = prepare(config, workdir, progress.say, progress.track)
         trainer = Trainer(config, workdir, data, progress.say)
         with contextlib.closing(trainer.checkpoints), _signals() as signals:
             state = trainer.restore()
@@ -299,7 +299,7 @@ def _run(
     trainer: Trainer,
     state: TrainState,
     ending: Ending,
-    progress: Progress,
+    progress: TrainProgress,
     signals: list[int],
 ) -> None:
     """Updates from `state` (on the host) until the run is over or stopped."""

@@ -3,16 +3,14 @@
 import json
 import math
 import pathlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import rich.console
-import rich.progress
 import tensorboardX
 
+from transformer_jax.progress import Progress, clock
 from transformer_jax.train.loss import LossSums
 from transformer_jax.train.step import StepMetrics
 
@@ -117,26 +115,16 @@ def read_rows(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
     return rows
 
 
-class Progress:
-    """A progress bar on a terminal, and plain lines at each log elsewhere."""
+class TrainProgress(Progress):
+    """Progress with a bar of the steps, or plain lines at each log."""
 
     def __init__(self, step: int, steps: int) -> None:
-        """Starts at `step` of `steps`; all output goes to stderr."""
+        """Starts at `step` of `steps`."""
+        super().__init__()
         self._step, self._steps = step, steps
         self._seconds, self._updates = 0.0, 0
-        self.console = rich.console.Console(
-            stderr=True, highlight=False, soft_wrap=True
-        )
-        self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("step {task.completed}/{task.total}"),
-            rich.progress.BarColumn(bar_width=None),
-            rich.progress.TextColumn("{task.fields[shown]}"),
-            rich.progress.TimeRemainingColumn(),
-            console=self.console,
-            disable=not sys.stderr.isatty(),
-        )
         self._task = self._bar.add_task("", total=steps, completed=step, shown="")
-        self._bar.start()
+        self.advance(step)
 
     def end_at(self, step: int) -> None:
         """Sets the last step."""
@@ -146,7 +134,8 @@ class Progress:
     def advance(self, step: int) -> None:
         """Moves the bar to `step`."""
         self._step = step
-        self._bar.update(self._task, completed=step)
+        shown = f"step {step}/{self._steps}"
+        self._bar.update(self._task, completed=step, description=shown)
 
     def log(
         self,
@@ -174,18 +163,5 @@ class Progress:
         if self._bar.disable:
             left = self._seconds / self._updates * (self._steps - self._step)
             left = max(0.0, min(left, seconds_left))
-            self.say(f"step {self._step}/{self._steps}  {shown}  left {_clock(left)}")
+            self.say(f"step {self._step}/{self._steps}  {shown}  left {clock(left)}")
         self._bar.update(self._task, shown=shown)
-
-    def say(self, message: str) -> None:
-        """Prints a line above the bar."""
-        self.console.print(message, markup=False)
-
-    def close(self) -> None:
-        """Ends the bar."""
-        self._bar.stop()
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
