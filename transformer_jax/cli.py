@@ -153,12 +153,12 @@ def _prepare(args: argparse.Namespace) -> None:
     if args.json and not args.check:
         raise ConfigError("--json is of no use without --check; give both")
     config = load(args.config, args.overrides)
-    if args.check:
-        return _check(config, args)
     from transformer_jax.data.prepare import prepare
     from transformer_jax.progress import Progress
 
     with contextlib.closing(Progress()) as progress:
+        if args.check:
+            return _check(config, args, progress.track)
         prepared = prepare(config, args.workdir, progress.say, progress.track)
     limit = f", {config.tokenizer.vocab_size:,} asked for"
     soft = not (config.tokenizer.hard_vocab_limit or config.tokenizer.model_path)
@@ -171,10 +171,10 @@ def _prepare(args: argparse.Namespace) -> None:
             _report(f"{'':11} {spelling}")
 
 
-def _check(config: Config, args: argparse.Namespace) -> None:
+def _check(config: Config, args: argparse.Namespace, track: Any) -> None:
     from transformer_jax.data import doctor, findings
 
-    report = doctor.check(config, args.workdir)
+    report = doctor.check(config, args.workdir, track)
     _print_json(report) if args.json else print(findings.as_text(report))
     if stops := findings.stops(report):
         raise DataError(stops)

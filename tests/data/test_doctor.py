@@ -93,23 +93,23 @@ def test_characters(corpus, monkeypatch, chunk):
         "train.en",
         b"\xef\xbb\xbfa\r", "b\ufeff", "c\rd\r", "d\0\0e", "e\u0085f", "f\u2028g",
         "g\u2029h", "h\vi", "i\fj", "j\tk", "k\x1cl", "l\x9fm", "m\x7f", "n\x0eo",
-        "\t", "\u00a0 \u3000", "o",
+        "\t", "\u00a0 \u3000", "\u200b", "o",
     )  # fmt: skip
-    write(corpus, "train.de", *[f"{i}" for i in range(16)], "x\0")
+    write(corpus, "train.de", *[f"{i}" for i in range(17)], "x\0")
     report = examine(corpus)
     assert found(report) == {
-        "white train.en": (2, [15, 16], []),
+        "white train.en": (3, [15, 16, 17], []),
         "bom train.en": (1, [1], []),
         "inner_bom train.en": (1, [2], []),
         "cr_end train.en": (2, [1, 3], []),
         "cr train.en": (1, [3], []),
         "nul train.en": (1, [4], []),
-        "nul train.de": (1, [17], []),
+        "nul train.de": (1, [18], []),
         "separator train.en": (5, [5, 6, 7, 8, 9], []),
         "tab train.en": (2, [10, 15], []),
         "control train.en": (4, [11, 12, 13, 14], []),
     }
-    assert report["splits"]["train"]["counts"]["usable"] == 17
+    assert report["splits"]["train"]["counts"]["usable"] == 18
     assert findings.stops(report) == ""
 
 

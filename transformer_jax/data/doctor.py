@@ -20,6 +20,7 @@ import numpy as np
 from transformer_jax.config import SPLITS, Config
 from transformer_jax.data import corpora, textfiles
 from transformer_jax.data.findings import FAR, KINDS, SHOWN, Finding, Lengths
+from transformer_jax.data.prepare import Track, unwatched
 from transformer_jax.data.tokenizer import BLANK, Tokenizer
 from transformer_jax.errors import DataError
 
@@ -35,6 +36,7 @@ _CHARACTERS = {
     "tab": "\t",
     "control": "\x01-\x08\x0e-\x1f\x7f-\x84\x86-\x9f",
 }
+_WHITE = re.compile(r"[\s\u200b-\u200d\u2060\ufeff]+")  # the last have no width
 _ODD = re.compile(f"[{''.join(_CHARACTERS.values())}]")
 _ODD_BY_KIND = {kind: re.compile(f"[{odd}]") for kind, odd in _CHARACTERS.items()}
 
@@ -42,9 +44,16 @@ _ODD_BY_KIND = {kind: re.compile(f"[{odd}]") for kind, odd in _CHARACTERS.items(
 class Examination:
     """What was found in one split. Pairs are numbered over all files, from 0 on."""
 
-    def __init__(self, name: str, vocabulary: Tokenizer | None, longest: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        vocabulary: Tokenizer | None,
+        longest: int,
+        track: Track = unwatched,
+    ) -> None:
         """Starts with nothing; `longest` is what training takes, in pieces with EOS."""
         self.name, self.vocabulary, self.longest = name, vocabulary, longest
+        self.track = track
         self.files: list[dict[str, Any]] = []  # names and lines of each pair of files
         self.counts = Counter(pairs=0, usable=0, empty=0, too_long=0)
         self.lengths: dict[str, Lengths] = {}
@@ -121,12 +130,12 @@ class Examination:
             for kind, pattern in _ODD_BY_KIND.items():
                 if pattern.search(text):
                     self.note(kind, path, number)
-        if text.isspace() and text.strip(_BLANKS):
+        if _WHITE.fullmatch(text) and text.strip(_BLANKS):
             self.note("white", path, number)
         return text
 
     def _look_at(self, rows: Iterable[tuple[str | None, str | None]]) -> None:
-        rows = iter(rows)
+        rows = iter(self.track(rows, f"reading {self.name}"))
         while chunk := list(itertools.islice(rows, CHUNK)):
             both = [row for row in chunk if row[0] is not None and row[1] is not None]
             sides = [[row[side] or "" for row in both] for side in (0, 1)]
@@ -223,12 +232,15 @@ class Examination:
         }
 
 
-def check(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
+def check(
+    config: Config, workdir: pathlib.Path, track: Track = unwatched
+) -> dict[str, Any]:
     """Examines every split of the config's corpus.
 
     Args:
         config: names the corpus, and the longest sentence.
         workdir: if it holds a vocabulary, lengths are also counted in its pieces.
+        track: watches pairs as they are read.
 
     Returns:
         `vocabulary`, its file or None, and `splits`: for each its files, counts,
@@ -245,7 +257,7 @@ def check(config: Config, workdir: pathlib.Path) -> dict[str, Any]:
     for name in SPLITS:
         if name != "train" and not corpora.has_split(config.data, name):
             continue
-        split = Examination(name, vocabulary, config.model.max_length)
+        split = Examination(name, vocabulary, config.model.max_length, track)
         if config.data.corpus == "text":
             for files in corpora.text_files(config.data, name):
                 split.read_files(*files)

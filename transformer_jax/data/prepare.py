@@ -27,11 +27,10 @@ from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import ConfigError, DataError
 
 Report = Callable[[str], None]
-Pairs = Iterable[tuple[str, str]]
-Track = Callable[[Pairs, str], Pairs]  # the same pairs, watched, and what is done
+Track = Callable[[Iterable[Any], str], Iterable[Any]]  # given what is done with pairs
 
 
-def unwatched(pairs: Pairs, what: str) -> Pairs:
+def unwatched(pairs: Iterable[Any], what: str) -> Iterable[Any]:
     """Returns `pairs`: nobody is told how far they are read."""
     return pairs
 
