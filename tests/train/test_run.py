@@ -68,7 +68,7 @@ def rehearse(
         trainer = loop.Trainer(config, tmp_path, data, print)
         trainer.checkpoints.close()
         shown: list[str] = []
-        monkeypatch.setattr(loop.Progress, "say", lambda _, line: shown.append(line))
+        monkeypatch.setattr(loop.TrainProgress, "say", lambda _, line: shown.append(line))
         monkeypatch.setattr(loop, "parallel", SimpleNamespace(**vars(parallel)))
         monkeypatch.setattr(loop.parallel, "unreplicate", lambda tree: tree)
         monkeypatch.setattr(loop.parallel, "replicate", lambda tree: tree)
@@ -82,7 +82,7 @@ def rehearse(
 
         monkeypatch.setattr(trainer, "update", update)
         monkeypatch.setattr(trainer, "save", lambda s, *_: saved.append(s.step))
-        progress = loop.Progress(0, section.steps)
+        progress = loop.TrainProgress(0, section.steps)
         state = SimpleNamespace(step=max(saved, default=0))
         limits = trainer.ending(state.step)
         if over := limits.reason(state.step):

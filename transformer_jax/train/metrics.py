@@ -74,8 +74,7 @@ class MetricsWriter:
         if self._path.exists():
             # Beside it, then renamed: a run killed just now must not lose the rows.
             kept = self._path.with_name(self._path.name + ".partial")
-            rows = (json.dumps(row) + "
-" for row in read_rows(workdir, step))
+            rows = (json.dumps(row) + "\n" for row in read_rows(workdir, step))
             kept.write_text("".join(rows), encoding="utf-8")
             kept.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8")
