@@ -68,7 +68,8 @@ def rehearse(
         trainer = loop.Trainer(config, tmp_path, data, print)
         trainer.checkpoints.close()
         shown: list[str] = []
-        monkeypatch.setattr(loop.TrainProgress, "say", lambda _, line: shown.append(line))
+        progress_class = loop.TrainProgress
+        monkeypatch.setattr(progress_class, "say", lambda _, line: shown.append(line))
         monkeypatch.setattr(loop, "parallel", SimpleNamespace(**vars(parallel)))
         monkeypatch.setattr(loop.parallel, "unreplicate", lambda tree: tree)
         monkeypatch.setattr(loop.parallel, "replicate", lambda tree: tree)

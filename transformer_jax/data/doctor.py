@@ -1,7 +1,7 @@
 """The data doctor: reads a whole corpus and says what is odd about it.
 
 It changes nothing and goes on where a training run would stop. Copies are found by
-hashes of 64 bits, so a corpus needs some 60 bytes of memory a pair, whatever its text.
+hashes of 64 bits, so a corpus needs some 100 bytes of memory a pair, whatever its text.
 """
 
 import array
