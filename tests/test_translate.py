@@ -220,6 +220,12 @@ def test_fewer_hypotheses_than_asked_for_are_no_copies(
     path = tmp_path / "one.en"
     path.write_text("a\n")
     rows = translate(
-        trained, capsys, str(path), "--nbest=9", "--beam_size=9", "--max_length=1"
+        trained,
+        capsys,
+        str(path),
+        "--nbest=9",
+        "--beam_size=9",
+        "--max_length=1",
+        "--min_length=0",
     )
     assert len({row.split("\t")[2] for row in rows}) == len(rows) < 9

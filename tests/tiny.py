@@ -27,6 +27,7 @@ FIELDS = {
     "train.keep_last": 3,
     "decode.beam_size": 2,
     "decode.max_extra_length": 4,
+    "decode.min_length": 3,
     "decode.batch_size": 16,
 }
 
