@@ -24,7 +24,7 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "swish", "tanh", "si
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "nll": False, "loss": False}
 
 # Whole numbers that may be 0.
-ZERO_ALLOWED = ("seed", "decoder_layers", "position_offset")
+ZERO_ALLOWED = ("seed", "decoder_layers", "position_offset", "data")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +115,20 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """Where state and batch lie on the devices; it changes nothing that is computed."""
+
+    strategy: str = "pmap"  # the state on every device; or mesh: split over them
+    data: int = 0  # mesh: parts of the batch; 0 takes the devices that are left
+    fsdp: int = 1  # mesh: parts of the batch, and of every parameter along d_model
+    tensor: int = 1  # mesh: parts of heads, feed-forward layer and vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Optimisation (section 5) and what happens while it runs; durations in updates."""
 
+    accumulate: int = 1  # batches an update: as one of so many times batch.tokens
     steps: int = 100_000  # the run ends at the first of these three limits
     epochs: float = 0.0  # times that each pair is seen; 0: no limit
     hours: float = 0.0  # of training, summed over resumes; 0: no limit
@@ -175,6 +186,7 @@ class Config:
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    parallel: ParallelConfig = dataclasses.field(default_factory=ParallelConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     describe: DescribeConfig = dataclasses.field(default_factory=DescribeConfig)
@@ -276,13 +288,14 @@ def check(config: Config) -> list[str]:
     one_of("model.final_norm", model.final_norm, ("auto", "on", "off"))
     one_of("model.activation", model.activation, ACTIVATIONS)
     one_of("model.position_layout", model.position_layout, ("interleaved", "halves"))
+    one_of("parallel.strategy", config.parallel.strategy, ("pmap", "mesh"))
     one_of("train.early_stop_metric", train.early_stop_metric, ("", *HIGHER_IS_BETTER))
     for where, value in (("epochs", train.epochs), ("hours", train.hours)):
         need(
             value >= 0,
             f"config.train.{where} is {value}; it must be above 0, or 0 for no limit",
         )
-    for section in (model, train, config.batch, config.tokenizer):
+    for section in (model, train, config.batch, config.tokenizer, config.parallel):
         for key, value in dataclasses.asdict(section).items():
             if type(value) is int:
                 least = 0 if key in ZERO_ALLOWED else 1
@@ -333,6 +346,12 @@ def check(config: Config) -> list[str]:
         config.batch.tokens >= config.batch.row_multiple,
         f"config.batch.row_multiple is {config.batch.row_multiple}, more than "
         f"config.batch.tokens = {config.batch.tokens}",
+    )
+    mesh = dataclasses.replace(config.parallel, strategy="pmap")
+    need(
+        config.parallel.strategy == "mesh" or mesh == ParallelConfig(),
+        "config.parallel.data, fsdp and tensor are of a mesh; set "
+        "config.parallel.strategy to mesh, or leave them out",
     )
     need(
         decode.beam_size <= config.tokenizer.vocab_size,

@@ -129,5 +129,5 @@ def changes_the_run(old: Config, new: Config) -> list[str]:
         change
         for change in differences(old, new)
         if change.split(":", 1)[0] not in FREE_FIELDS
-        and not change.startswith(("decode.", "describe."))
+        and not change.startswith(("decode.", "describe.", "parallel."))
     ]

@@ -1,20 +1,38 @@
-"""The only file that knows about devices: replicate, split rows, pmap.
+"""The only file that knows about devices: where arrays lie, and what runs where.
 
-A step is a pure function of (state, batch) on one device; here it is put on all of
-them. The state is replicated, the rows of the batch are split, and sums cross devices
-by the axis name `DATA_AXIS`. The number of devices never changes what is computed.
+A step is a pure function of (state, batch); here it is put on all devices, by one of
+two layouts. `Replicated` is `pmap`: every device holds the whole state and some rows of
+the batch, and sums cross devices by the axis name `DATA_AXIS`. `Sharded` is `jit` over
+a mesh with the axes data, fsdp and tensor: functions see whole arrays, of which every
+device holds its part as the logical axis names of the model say. Neither the layout nor
+the number of devices changes what is computed.
 """
 
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from flax.linen import spmd
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from transformer_jax.config import ModelConfig, ParallelConfig
+from transformer_jax.errors import ConfigError
+from transformer_jax.model.axes import on_mesh
+
 DATA_AXIS = "data"
+
+# Which axes of the mesh a logical axis is split over. Those of parameters: vocab,
+# embed (d_model), heads and mlp (d_ff); those of activations: batch, vocab, heads, mlp.
+RULES = (
+    ("batch", ("data", "fsdp")),
+    ("vocab", "tensor"),
+    ("heads", "tensor"),
+    ("mlp", "tensor"),
+    ("embed", "fsdp"),
+)
 
 
 def cache_compilations() -> None:
@@ -29,71 +47,209 @@ def cache_compilations() -> None:
 
 
 def devices() -> list[Any]:
-    """Returns the devices that the batch is split over."""
+    """Returns all devices that there are."""
     return jax.devices()
 
 
-def device_count() -> int:
-    """Returns their number."""
-    return len(devices())
+class Replicated:
+    """The whole state on every device, the rows of a batch split over them: `pmap`.
 
-
-def replicate(tree: Any) -> Any:
-    """Copies `tree` to every device: each array `[...]` becomes `[devices, ...]`."""
-    mesh = Mesh(np.asarray(devices()), (DATA_AXIS,))
-    sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
-    count = device_count()
-
-    def copy(x: Any) -> jax.Array:
-        return jax.device_put(np.broadcast_to(x, (count, *np.shape(x))), sharding)
-
-    return jax.tree.map(copy, tree)
-
-
-def unreplicate(tree: Any) -> Any:
-    """Fetches one device's copy of every array of `tree`, as NumPy arrays."""
-    shards = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
-    return jax.tree.map(lambda x: np.asarray(x)[0], jax.device_get(shards))
-
-
-def split_rows(tree: Any) -> Any:
-    """Splits `[rows, ...]` over devices: `[devices, rows per device, ...]`.
-
-    Where the rows do not divide, zero rows are added at the end: they have length 0
-    and count for nothing.
+    Arrays on devices have a leading axis, one entry a device.
     """
-    count = device_count()
 
-    def split(x: np.ndarray) -> np.ndarray:
-        missing = -len(x) % count
-        if missing:
-            x = np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
-        return x.reshape(count, len(x) // count, *x.shape[1:])
+    axis_name: str | None = DATA_AXIS
+    batch_shards = 1  # parts of the batch that lie on other devices, within a function
 
-    return jax.tree.map(split, tree)
+    def __init__(self) -> None:
+        """Takes all devices."""
+        self.devices = devices()
+
+    def __str__(self) -> str:
+        """Says what runs where."""
+        return f"pmap over {len(self.devices)}"
+
+    def place(self, tree: Any, axes: Any = None) -> Any:
+        """Copies host arrays `[...]` to every device: `[devices, ...]`."""
+        mesh = Mesh(np.asarray(self.devices), (DATA_AXIS,))
+        sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
+        count = len(self.devices)
+
+        def copy(x: Any) -> jax.Array:
+            return jax.device_put(np.broadcast_to(x, (count, *np.shape(x))), sharding)
+
+        return jax.tree.map(copy, tree)
+
+    def fetch(self, tree: Any) -> Any:
+        """Fetches one device's copy of every array of `tree`, as NumPy arrays."""
+        shards = jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+        return jax.tree.map(lambda x: np.asarray(x)[0], jax.device_get(shards))
+
+    def split_rows(self, tree: Any) -> Any:
+        """Splits `[rows, ...]` over devices: `[devices, rows per device, ...]`.
+
+        Where the rows do not divide, zero rows are added at the end: they have length 0
+        and count for nothing.
+        """
+        count = len(self.devices)
+
+        def split(x: np.ndarray) -> np.ndarray:
+            x = _fill_rows(x, count)
+            return x.reshape(count, len(x) // count, *x.shape[1:])
+
+        return jax.tree.map(split, tree)
+
+    def join_rows(self, tree: Any, rows: int) -> Any:
+        """Undoes `split_rows`: NumPy arrays `[rows, ...]`, without what it added."""
+
+        def join(x: jax.Array) -> np.ndarray:
+            host = np.asarray(x)
+            return host.reshape(-1, *host.shape[2:])[:rows]
+
+        return jax.tree.map(join, tree)
+
+    def compile(
+        self, function: Callable[..., Any], axes: Any = None, donate: bool = False
+    ) -> Any:
+        """Compiles `function` to run on every device, with sums over `DATA_AXIS`.
+
+        Args:
+            function: takes one device's arrays.
+            axes: where it returns a pair, the logical axes of the first.
+            donate: whether the first argument's buffers are used for the results.
+
+        Returns:
+            A function of arrays as `place` and `split_rows` give them.
+        """
+        donated = (0,) if donate else ()
+        return jax.pmap(
+            function, axis_name=DATA_AXIS, devices=self.devices, donate_argnums=donated
+        )
 
 
-def join_rows(tree: Any, rows: int) -> Any:
-    """Undoes `split_rows`: NumPy arrays `[rows, ...]`, without the rows it added."""
+class Sharded:
+    """State, batch and activations split over a mesh (data, fsdp, tensor): `jit`."""
 
-    def join(x: jax.Array) -> np.ndarray:
+    axis_name: str | None = None
+
+    def __init__(self, config: ParallelConfig) -> None:
+        """Makes the mesh of all devices.
+
+        Raises:
+            ConfigError: their number is not the product of the mesh's axes.
+        """
+        self.devices = devices()
+        count, inner = len(self.devices), config.fsdp * config.tensor
+        data = config.data or max(1, count // inner)
+        if data * inner != count:
+            raise ConfigError(
+                f"config.parallel.data x fsdp x tensor = {data} x {config.fsdp} x "
+                f"{config.tensor} = {data * inner}, but there are {count} devices; "
+                "change one of the three (data = 0 takes those that are left)"
+            )
+        shape = data, config.fsdp, config.tensor
+        self.mesh = Mesh(np.asarray(self.devices).reshape(shape), _MESH_AXES)
+        self.batch_shards = data * config.fsdp
+
+    def __str__(self) -> str:
+        """Says what runs where."""
+        sizes = " x ".join(f"{name} {n}" for name, n in self.mesh.shape.items())
+        return f"mesh {sizes}"
+
+    def shardings(self, axes: Any) -> Any:
+        """Returns where arrays of these logical `axes` lie; None is on every device."""
+        return spmd.logical_to_mesh_sharding(axes, self.mesh, RULES)
+
+    def place(self, tree: Any, axes: Any = None) -> Any:
+        """Gives every device its part of host arrays, as their logical `axes` say."""
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        if axes is None:
+            return jax.tree.map(lambda x: self._put(x, everywhere), tree)
+        return jax.tree.map(self._put, tree, self.shardings(axes))
+
+    def _put(self, x: Any, sharding: NamedSharding) -> jax.Array:
         host = np.asarray(x)
-        return host.reshape(-1, *host.shape[2:])[:rows]
+        return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
 
-    return jax.tree.map(join, tree)
+    def fetch(self, tree: Any) -> Any:
+        """Fetches whole arrays, as NumPy arrays."""
+        return jax.device_get(tree)
+
+    def split_rows(self, tree: Any) -> Any:
+        """Splits `[rows, ...]` over the devices that hold other rows.
+
+        Where the rows do not divide, zero rows are added at the end: they have length 0
+        and count for nothing.
+        """
+        sharding = NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
+
+        def split(x: np.ndarray) -> jax.Array:
+            return self._put(_fill_rows(x, self.batch_shards), sharding)
+
+        return jax.tree.map(split, tree)
+
+    def join_rows(self, tree: Any, rows: int) -> Any:
+        """Undoes `split_rows`: NumPy arrays `[rows, ...]`, without what it added."""
+        return jax.tree.map(lambda x: x[:rows], self.fetch(tree))
+
+    def compile(
+        self, function: Callable[..., Any], axes: Any = None, donate: bool = False
+    ) -> Any:
+        """Compiles `function` for the mesh; arguments as in `Replicated.compile`."""
+
+        def traced(*args: Any) -> Any:
+            with on_mesh(lambda axes: self.shardings(PartitionSpec(*axes))):
+                return function(*args)
+
+        donated = (0,) if donate else ()
+        if axes is None:
+            return jax.jit(traced, donate_argnums=donated)
+        outputs = (self.shardings(axes), NamedSharding(self.mesh, PartitionSpec()))
+        return jax.jit(traced, donate_argnums=donated, out_shardings=outputs)
 
 
-def over_devices(function: Callable[..., Any], donate_first: bool = False) -> Any:
-    """Compiles `function` to run on every device, with sums over `DATA_AXIS`.
+Layout = Replicated | Sharded
+
+_MESH_AXES = ("data", "fsdp", "tensor")
+
+
+def make_layout(config: ParallelConfig) -> Layout:
+    """Returns the layout that `config` asks for; ConfigError if it cannot be."""
+    return Sharded(config) if config.strategy == "mesh" else Replicated()
+
+
+def require_divisible(
+    config: ParallelConfig, model: ModelConfig, vocab_sizes: Sequence[int]
+) -> None:
+    """Checks that what the mesh splits divides.
 
     Args:
-        function: takes per-device arrays.
-        donate_first: its first argument's buffers are reused for the result.
+        config: of the mesh.
+        model: its sizes.
+        vocab_sizes: of its tables.
 
-    Returns:
-        A function of arrays with a leading axis of devices.
+    Raises:
+        ConfigError: a size does not divide; it names both fields.
     """
-    donated = (0,) if donate_first else ()
-    return jax.pmap(
-        function, axis_name=DATA_AXIS, devices=devices(), donate_argnums=donated
-    )
+    sizes = [
+        ("config.model.num_heads", model.num_heads, "tensor", config.tensor),
+        ("config.model.d_ff", model.d_ff, "tensor", config.tensor),
+        ("config.model.d_model", model.d_model, "fsdp", config.fsdp),
+    ]
+    sizes += [
+        ("the vocabulary (config.tokenizer.vocab_size)", size, "tensor", config.tensor)
+        for size in vocab_sizes
+    ]
+    for name, size, axis, parts in sizes:
+        if size % parts:
+            raise ConfigError(
+                f"{name} is {size}, which config.parallel.{axis} = {parts} does not "
+                "divide; change one of them"
+            )
+
+
+def _fill_rows(x: np.ndarray, count: int) -> np.ndarray:
+    """Adds zero rows until `count` divides them."""
+    missing = -len(x) % count
+    if not missing:
+        return x
+    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])

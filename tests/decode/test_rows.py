@@ -203,7 +203,8 @@ def weights(config: ModelConfig, vocab_size: int, seed: int) -> Any:
 
 def make_translator(tokenizer: Tokenizer, *models: tuple[ModelConfig, Any]):
     configs, params = zip(*models, strict=True)
-    return Translator(configs, tokenizer, [parallel.replicate(p) for p in params])
+    layout = parallel.Replicated()
+    return Translator(configs, tokenizer, [layout.place(p) for p in params], layout)
 
 
 @pytest.fixture(scope="module")

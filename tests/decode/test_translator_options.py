@@ -37,7 +37,8 @@ def ensemble(trained) -> Translator:
     last = load_translator([trained], "last", print)[0]
     first = load_translator([trained], "4", print)[0]
     configs = [model.config for model in (*last.models, *first.models)]
-    return Translator(configs, last.tokenizer, last.params + first.params)
+    params = last.params + first.params
+    return Translator(configs, last.tokenizer, params, parallel.Replicated())
 
 
 def texts(found) -> list[list[str]]:
@@ -209,7 +210,7 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(ensemble, lines):
     apply: Any = jax.jit(model.apply)
     total = np.zeros((*batch.target_out.shape, tokenizer.vocab_size), np.float32)
     for params in ensemble.params:
-        variables = {"params": parallel.unreplicate(params)}
+        variables = {"params": parallel.Replicated().fetch(params)}
         logits = apply(variables, batch.source, batch.source_length, batch.target_in)
         total += np.asarray(jax.nn.softmax(logits)) / 2
     chosen = np.take_along_axis(total, batch.target_out[..., None], 2)[..., 0]
@@ -245,7 +246,7 @@ def test_attention_is_the_mean_over_heads_of_the_last_layer(translator, lines):
     ids = translator.tokenizer.ids([" ".join(found[0].tokens)])[0]
     source = np.asarray([[*translator.tokenizer.encode(lines[:1])[0], 1]])
     forced = np.asarray([[3, *ids]])[:, : len(found[0].token_log_probs)]
-    variables = {"params": parallel.unreplicate(translator.params[0])}
+    variables = {"params": parallel.Replicated().fetch(translator.params[0])}
     apply = functools.partial(translator.models[0].apply, mutable=["intermediates"])
     lengths = np.asarray([source.shape[1]])
     _, sown = jax.jit(apply)(variables, source, lengths, forced)

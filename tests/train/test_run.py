@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tiny
 
-from transformer_jax import parallel
 from transformer_jax.config import Config
 from transformer_jax.config_file import load
 from transformer_jax.data.prepare import Prepared, prepare
@@ -70,9 +69,8 @@ def rehearse(
         shown: list[str] = []
         progress_class = loop.TrainProgress
         monkeypatch.setattr(progress_class, "say", lambda _, line: shown.append(line))
-        monkeypatch.setattr(loop, "parallel", SimpleNamespace(**vars(parallel)))
-        monkeypatch.setattr(loop.parallel, "unreplicate", lambda tree: tree)
-        monkeypatch.setattr(loop.parallel, "replicate", lambda tree: tree)
+        same = SimpleNamespace(fetch=lambda tree: tree, place=lambda tree, axes: tree)
+        monkeypatch.setattr(trainer, "layout", same)
         monkeypatch.setattr(trainer, "checkpoints", SimpleNamespace(wait=list))
         monkeypatch.setattr(trainer, "compile", lambda *_: None)
         monkeypatch.setattr(trainer.batches, "from_batch", batches)

@@ -76,15 +76,16 @@ def test_devices_do_not_change_the_update(monkeypatch, fresh, count):
     """Dropout is on; 6 rows do not divide over 8 devices, so some get padding only."""
     chosen = jax.devices()[:count]
     monkeypatch.setattr(parallel, "devices", lambda: chosen)
-    step = parallel.over_devices(step_function(parallel.DATA_AXIS), donate_first=True)
-    state = parallel.replicate(jax.device_get(fresh))
+    layout = parallel.Replicated()
+    step = layout.compile(step_function(parallel.DATA_AXIS), donate=True)
+    state = layout.place(jax.device_get(fresh))
     metrics = None
     for batch in batches(3):
-        state, metrics = step(state, parallel.split_rows(batch))
+        state, metrics = step(state, layout.split_rows(batch))
     expected_state, expected_metrics = run_plain(fresh, batches(3))
-    close(parallel.unreplicate(state), expected_state, 2e-6)
-    close(parallel.unreplicate(metrics), expected_metrics, 2e-5)
-    assert int(parallel.unreplicate(state).step) == 3
+    close(layout.fetch(state), expected_state, 2e-6)
+    close(layout.fetch(metrics), expected_metrics, 2e-5)
+    assert int(layout.fetch(state).step) == 3
     # every device holds the same state
     for leaf in jax.tree.leaves(state):
         copies = np.asarray(leaf)

@@ -28,6 +28,7 @@ from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
 from transformer_jax.decode.search import Hypotheses
 from transformer_jax.errors import ConfigError, DataError
 from transformer_jax.model.transformer import Transformer
+from transformer_jax.parallel import Layout
 
 Warn = Callable[[str], None]
 
@@ -85,23 +86,25 @@ class Translator:
         self,
         configs: Sequence[ModelConfig],
         tokenizer: Tokenizer,
-        replicated_params: Sequence[Any],
+        params: Sequence[Any],
+        layout: Layout,
     ) -> None:
         """Takes the parts of one or more models; nothing is compiled yet.
 
         Args:
             configs: of each model.
             tokenizer: the vocabulary of all of them.
-            replicated_params: of each model, with a leading axis of devices, as
-                `parallel.replicate` gives them.
+            params: of each model, as `layout.place` gives them.
+            layout: where they lie, and what each device decodes.
         """
         self.tokenizer = tokenizer
-        self.params = tuple(replicated_params)
+        self.params = tuple(params)
+        self._layout = layout
         self.models = [Transformer(c, tokenizer.vocab_size) for c in configs]
         self.max_length = min(config.max_length for config in configs)
         self._learned = any(config.positions == "learned" for config in configs)
         self._search = functools.cache(self._compile_search)
-        self._score = parallel.over_devices(make_score(self.models))
+        self._score = layout.compile(make_score(self.models))
         self._programs: set[Any] = set()
 
     @property
@@ -234,7 +237,7 @@ class Translator:
             attention,
         )
         batch = self._batch(jobs, decode, length, forced)
-        found = parallel.join_rows(self._run(program, batch), len(jobs))
+        found = self._layout.join_rows(self._run(program, batch), len(jobs))
         hypotheses = [
             self._read(found, row, count, len(job.source) + 1)
             for row, job in enumerate(jobs)
@@ -263,12 +266,12 @@ class Translator:
         )
 
     def _compile_search(self, *settings: Any) -> Any:
-        return parallel.over_devices(make_search(self.models, *settings))
+        return self._layout.compile(make_search(self.models, *settings))
 
     def _run(self, program: Any, batch: Any) -> Any:
         """Runs a program on a batch that is split over the devices."""
         self._programs.add((program, tuple(array.shape for array in batch)))
-        return program(self.params, parallel.split_rows(batch))
+        return program(self.params, self._layout.split_rows(batch))
 
     def _read(
         self, found: Hypotheses, row: int, count: int, source_length: int
@@ -335,7 +338,7 @@ class Translator:
             shape = batching.Shape(batch_size, length, length)
             batch = batching.make_batch(source, target, shape)
             found = self._run(self._score, batch)
-            results[chunk] = parallel.join_rows(found, len(chunk))
+            results[chunk] = self._layout.join_rows(found, len(chunk))
         return results.tolist()
 
 
@@ -366,9 +369,10 @@ def load_translator(
                 "needs runs with one tokenizer.model"
             )
     loaded = [load_params(workdir, which, report) for workdir in workdirs]
-    params = [parallel.replicate(each.params) for each in loaded]
+    layout = parallel.Replicated()
+    params = [layout.place(each.params) for each in loaded]
     models = [config.model for config in configs]
-    return Translator(models, tokenizers[0], params), configs[0], loaded
+    return Translator(models, tokenizers[0], params, layout), configs[0], loaded
 
 
 def _check(decode: DecodeConfig, nbest: int) -> None:

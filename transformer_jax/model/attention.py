@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.config import ModelConfig
+from transformer_jax.model.axes import split
 
 # Added nowhere and selected instead: a finite value keeps a row without any visible
 # key (a padded batch row) finite, where minus infinity would give NaN.
@@ -74,7 +75,7 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: jax.Array) -> KeysValues:
         """Returns keys `[B, S, H, K]` and values `[B, S, H, E]` of `x [B, S, D]`."""
-        return self.key(x), self.value(x)
+        return _by_head(self.key(x)), _by_head(self.value(x))
 
     def __call__(self, x: jax.Array, kv: KeysValues, mask: jax.Array) -> jax.Array:
         """Lets `x` attend to projected keys and values.
@@ -89,7 +90,12 @@ class MultiHeadAttention(nn.Module):
             and cost nothing unless that collection is asked for.
         """
         keys, values = kv
-        weights = attention_weights(self.query(x), keys, mask)
+        weights = attention_weights(_by_head(self.query(x)), keys, mask)
         self.sow("intermediates", "weights", weights)
         context = jnp.einsum("bhts,bshe->bthe", weights.astype(self.dtype), values)
-        return self.output(context)
+        return self.output(_by_head(context))
+
+
+def _by_head(x: jax.Array) -> jax.Array:
+    """Says that `x [B, T, H, ...]` is split by head over a mesh, if there is one."""
+    return split(x, "batch", None, "heads", None)

@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.model.attention import KeysValues, MultiHeadAttention
+from transformer_jax.model.axes import split
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": nn.relu,
@@ -86,7 +87,10 @@ class Embedding(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns sqrt(D) E[tokens], `[B, T, D]`, for `tokens [B, T] int32`."""
         scale = self.config.embedding_scale or self.config.d_model**0.5
-        return (self.table[tokens] * jnp.float32(scale)).astype(self.dtype)
+        # The whole width of the table is gathered first, not that of every token.
+        table = split(self.table, "vocab", None)
+        x = (table[tokens] * jnp.float32(scale)).astype(self.dtype)
+        return split(x, "batch", None, None)
 
 
 class Output(nn.Module):
@@ -188,7 +192,8 @@ class FeedForward(nn.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps `x [B, T, D]` to `[B, T, D]`, each position alone."""
-        return self.down(ACTIVATIONS[self.config.activation](self.up(x)))
+        hidden = split(self.up(x), "batch", None, "mlp")
+        return self.down(ACTIVATIONS[self.config.activation](hidden))
 
 
 def layer_norm(
@@ -227,9 +232,10 @@ class Residual(nn.Module):
         deterministic: bool,
     ) -> jax.Array:
         """Wraps `sublayer` around `x [B, T, D]`."""
-        if self.config.norm == "post":
-            return self.norm(x + self.dropout(sublayer(x), deterministic))
-        return x + self.dropout(sublayer(self.norm(x)), deterministic)
+        y = sublayer(x if self.config.norm == "post" else self.norm(x))
+        y = split(y, "batch", None, None)
+        x = x + self.dropout(y, deterministic)
+        return self.norm(x) if self.config.norm == "post" else x
 
 
 class EncoderLayer(nn.Module):

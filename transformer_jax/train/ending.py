@@ -18,14 +18,14 @@ class Ending:
     def __init__(
         self,
         config: TrainConfig,
-        updates_per_epoch: int,
+        updates_per_epoch: float,
         rows: Sequence[Mapping[str, Any]],
     ) -> None:
         """Starts the clock.
 
         Args:
             config: the limits.
-            updates_per_epoch: batches that hold each pair once.
+            updates_per_epoch: updates that see each pair once.
             rows: of `metrics.jsonl`, up to the step that the run goes on from.
         """
         self._config = config

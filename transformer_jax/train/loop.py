@@ -6,10 +6,11 @@ Only then comes the next batch, so what is saved is exactly what comes next.
 
 import contextlib
 import functools
+import itertools
 import pathlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -39,13 +40,13 @@ from transformer_jax.train.metrics import (
     read_rows,
     train_metrics,
 )
+from transformer_jax.train.programs import Programs
 from transformer_jax.train.step import (
     StepMetrics,
     TrainState,
-    eval_step,
     first_bad_output,
     init_state,
-    train_step,
+    state_axes,
     value_names,
 )
 
@@ -75,6 +76,8 @@ class Trainer:
         self.config, self.workdir, self.data = config, workdir, data
         train = config.train
         vocab_size = data.tokenizer.vocab_size
+        parallel.require_divisible(config.parallel, config.model, [vocab_size])
+        self.layout = parallel.make_layout(config.parallel)
         self.model = Transformer(config.model, vocab_size)
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
@@ -84,21 +87,11 @@ class Trainer:
             data.splits["train"], config.batch, train.seed, kept
         )
         self.shapes_are_kept = kept is not None
-        self._step = parallel.over_devices(
-            functools.partial(
-                train_step,
-                model=Transformer(config.model, vocab_size, parallel.DATA_AXIS),
-                optimizer=self.optimizer,
-                smoothing=train.label_smoothing,
-                seed=train.seed,
-                axis_name=parallel.DATA_AXIS,
-            ),
-            donate_first=True,
+        self.updates_per_epoch = self.batches.batches_per_epoch / train.accumulate
+        self.axes = state_axes(self.model, self.optimizer)
+        self.programs = Programs(
+            config, self.layout, vocab_size, self.optimizer, self.axes
         )
-        self._eval_step = parallel.over_devices(
-            functools.partial(eval_step, model=self.model, axis_name=parallel.DATA_AXIS)
-        )
-        self._compiled: dict[Any, Any] = {}
 
     def restore(self) -> TrainState:
         """Returns the newest checkpoint's state, or a fresh one; on the host."""
@@ -127,11 +120,11 @@ class Trainer:
                 "the metric empty"
             )
         rows = read_rows(self.workdir, step) if step else []
-        return Ending(train, self.batches.batches_per_epoch, rows)
+        return Ending(train, self.updates_per_epoch, rows)
 
     def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
         """Saves a replicated state."""
-        host = parallel.unreplicate(state)
+        host = self.layout.fetch(state)
         training = host.replace(params=None)
         self.checkpoints.save(int(host.step), host.params, training, metrics or {})
 
@@ -142,26 +135,21 @@ class Trainer:
         )
         started = time.monotonic()
         for shape in shapes:
-            batch = _empty_batch(shape)
-            self._compiled[_key(batch)] = self._step.lower(state, batch).compile()
+            self.programs.compile(state, _empty_batch(shape))
         seconds = time.monotonic() - started
         progress.say(f"compiled {len(shapes)} shapes in {seconds:.1f} s")
 
-    def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        """Takes one update with a host batch."""
-        split = parallel.split_rows(batch)
-        return self._compiled[_key(split)](state, split)
+    def update(
+        self, state: TrainState, batches: Sequence[Batch]
+    ) -> tuple[TrainState, StepMetrics]:
+        """Takes one update with `train.accumulate` host batches."""
+        return self.programs.update(state, batches)
 
     def validate(self, state: TrainState, progress: TrainProgress) -> dict[str, float]:
         """Returns loss and BLEU of the validation split, by real decodes."""
         corpus = self.data.splits["valid"]
         batches = eval_batches(corpus, self.batches.shapes, self.config.batch.tokens)
-        sums = [
-            parallel.unreplicate(
-                self._eval_step(state.params, parallel.split_rows(batch))
-            )
-            for batch in batches
-        ]
+        sums = [self.programs.evaluate(state, batch) for batch in batches]
         translator = self._translator
         translator.params = (state.params,)
         source, target = corpus.text()
@@ -178,7 +166,7 @@ class Trainer:
         self, state: TrainState, batch: Batch, metrics: StepMetrics, step: int
     ) -> TrainingError:
         """Returns the error that says what was not finite, after too many updates."""
-        params = parallel.unreplicate(state.params)
+        params = self.layout.fetch(state.params)
         where = first_bad_output(params, batch, self.model)
         what = value_names(params)[int(metrics.first_bad)]
         most = self.config.train.max_bad_updates
@@ -194,18 +182,14 @@ class Trainer:
 
     @functools.cached_property
     def _translator(self) -> Translator:
-        return Translator([self.config.model], self.data.tokenizer, [])
+        return Translator([self.config.model], self.data.tokenizer, [], self.layout)
 
 
 def _empty_batch(shape: Shape) -> Batch:
     row, ids = np.zeros(shape.rows, np.int32), np.zeros
     source = ids((shape.rows, shape.source), np.int32)
     target = ids((shape.rows, shape.target), np.int32)
-    return parallel.split_rows(Batch(source, row, target, target, row))
-
-
-def _key(batch: Batch) -> tuple[Any, ...]:
-    return batch.source.shape, batch.target_in.shape
+    return Batch(source, row, target, target, row)
 
 
 @contextlib.contextmanager
@@ -258,19 +242,21 @@ def train(config: Config, workdir: pathlib.Path) -> None:
 def start_block(trainer: Trainer, state: TrainState) -> list[str]:
     """Returns the lines that say what is about to run."""
     config, batches = trainer.config, trainer.batches
-    devices = parallel.device_count()
+    devices = len(trainer.layout.devices)
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     shapes = ", ".join(f"{s.rows}x({s.source}+{s.target})" for s in batches.shapes)
-    source, target = (n / batches.batches_per_epoch for n in batches.tokens_per_epoch)
+    updates = trainer.updates_per_epoch
+    source, target = (n / updates for n in batches.tokens_per_epoch)
     lines = [
-        f"devices     {devices} {jax.devices()[0].platform}, "
+        f"devices     {devices} {jax.devices()[0].platform}, {trainer.layout}, "
         f"{compute_dtype(config.model).name} compute, JAX {jax.__version__}",
-        f"batch       {config.batch.tokens} tokens a side at most, global = host; "
-        f"{config.batch.tokens // devices} a device",
+        f"batch       {config.train.accumulate * config.batch.tokens} tokens a side at "
+        f"most, global = host; {config.batch.tokens // devices} a device"
+        + (f", {config.train.accumulate} times" if config.train.accumulate > 1 else ""),
         f"model       {parameters:,} parameters, vocabulary "
         f"{trainer.data.tokenizer.vocab_size:,}",
         f"shapes      {len(batches.shapes)} to compile: {shapes}",
-        f"epoch       {batches.batches_per_epoch} updates of {source:,.0f} + "
+        f"epoch       {updates:g} updates of {source:,.0f} + "
         f"{target:,.0f} tokens on average, padding {100 * batches.padding:.1f} %",
     ]
     for split, corpus in trainer.data.splits.items():
@@ -305,18 +291,18 @@ def _run(
     """Updates from `state` (on the host) until the run is over or stopped."""
     config, step = trainer.config.train, int(state.step)
     writer = MetricsWriter(trainer.workdir, step)
-    state = parallel.replicate(state)
+    state = trainer.layout.place(state, trainer.axes)
     trainer.compile(state, progress)
     pending: list[Any] = []
     saved, logged, waited, over = step, time.monotonic(), 0.0, ""
     with contextlib.closing(writer), contextlib.ExitStack() as stack:
-        batches = trainer.batches.from_batch(step)
+        batches = trainer.batches.from_batch(step * config.accumulate)
         stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
         while not over and not signals:
             asked = time.monotonic()
-            batch = next(batches)
+            some = list(itertools.islice(batches, config.accumulate))
             waited += time.monotonic() - asked
-            state, metrics = trainer.update(state, batch)
+            state, metrics = trainer.update(state, some)
             step += 1
             pending.append(metrics)
             progress.advance(step)
@@ -332,7 +318,7 @@ def _run(
                 )
             }
             if due["log"] or due["evaluate"] or due["save"]:
-                hosts = [parallel.unreplicate(m) for m in pending]
+                hosts = [trainer.layout.fetch(m) for m in pending]
                 seconds = time.monotonic() - logged
                 values = train_metrics(hosts, seconds, waited)
                 updates = step - values["bad_updates"]
@@ -342,7 +328,7 @@ def _run(
                 progress.log(len(hosts), seconds, values, 3600 * ending.hours_left)
                 pending, logged, waited = [], time.monotonic(), 0.0
                 if int(hosts[-1].bad_in_a_row) >= config.max_bad_updates:
-                    raise trainer.not_finite(state, batch, hosts[-1], step)
+                    raise trainer.not_finite(state, some[-1], hosts[-1], step)
             valid: dict[str, float] = {}
             if due["evaluate"] and "valid" in trainer.data.splits:
                 valid = trainer.validate(state, progress)

@@ -2,7 +2,9 @@
 
 With `axis_name` they run per device inside `pmap`: sums of loss, tokens and gradients
 cross devices before anything is divided, so the update depends on the global batch
-alone. With None they are plain functions for one device.
+alone. With None they are functions of whole arrays, on one device or on a mesh.
+
+An update of several batches adds up `batch_sums` and then takes `apply_sums`.
 """
 
 from typing import Any
@@ -52,47 +54,77 @@ def init_state(
     return TrainState(step, params, optimizer.init(params), bad_in_a_row, bad_total)
 
 
+def state_axes(
+    model: Transformer, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Returns the logical axis names of every array of the state, as PartitionSpecs."""
+
+    def init() -> TrainState:
+        tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+        params = model.init(jax.random.key(0), tokens, length, tokens)["params"]
+        none = jnp.zeros((), jnp.int32)
+        return TrainState(none, params, optimizer.init(params), none, none)
+
+    return nn.get_partition_spec(jax.eval_shape(init))
+
+
+def sums_axes(state: TrainState) -> "BatchSums":
+    """Returns the logical axis names of `BatchSums`, given those of the state."""
+    none = state.step
+    return BatchSums(none, LossSums(none, none, none, none), state.params)
+
+
 def sum_over(tree: Any, axis_name: str | None) -> Any:
     """Adds up `tree` over devices; without an axis it is the sum already."""
     return tree if axis_name is None else jax.lax.psum(tree, axis_name)
 
 
-def batch_loss(params: Params, x: Any, batch: Batch, smoothing: float) -> LossSums:
+class BatchSums(flax.struct.PyTreeNode):
+    """Sums over the batches of an update, of this device's rows; nothing is divided."""
+
+    batches: jax.Array  # [] int32, how many
+    losses: LossSums
+    gradients: Params  # of the summed loss
+
+
+def zero_sums(state: TrainState) -> tuple[BatchSums, None]:
+    """Returns the sums of no batch."""
+    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
+    losses = LossSums(zero, zero, none, none)
+    return BatchSums(none, losses, jax.tree.map(jnp.zeros_like, state.params)), None
+
+
+def batch_loss(
+    params: Params, x: Any, batch: Batch, smoothing: float, shards: int = 1
+) -> LossSums:
     """Returns the sums of a batch from the decoder's output `x [R, T, D]`."""
     table, bias = output_weights(params)
     targets = batch.target_out, batch.target_length
-    return cross_entropy(x, table, *targets, smoothing, bias)
+    return cross_entropy(x, table, *targets, smoothing, bias, shards)
 
 
-def train_step(
+def batch_sums(
     state: TrainState,
+    number: jax.Array,
     batch: Batch,
     *,
     model: Transformer,
-    optimizer: optax.GradientTransformation,
     smoothing: float,
     seed: int,
-    axis_name: str | None,
-) -> tuple[TrainState, StepMetrics]:
-    """Takes one teacher-forced update.
-
-    A non-finite loss or gradient leaves parameters, moments and schedule as they are
-    and is counted.
+    shards: int = 1,
+) -> BatchSums:
+    """Returns loss and gradient of one batch, teacher-forced.
 
     Args:
         state: the same on every device.
+        number: `[] int32`, of the batch in the run, for dropout.
         batch: this device's rows.
-        model: its `data_axis` is `axis_name`.
-        optimizer: the transformation that made `state.opt_state`.
+        model: its `data_axis` is the axis name of the devices.
         smoothing: label smoothing.
-        seed: of dropout; the step is folded in.
-        axis_name: of the devices, or None.
-
-    Returns:
-        The next state and the metrics, both the same on every device.
+        seed: of dropout.
+        shards: parts that the batch is split into within this function.
     """
-    tokens = sum_over(batch.target_length.sum(), axis_name)
-    dropout = jax.random.fold_in(jax.random.key(seed), state.step)
+    dropout = jax.random.fold_in(jax.random.key(seed), number)
 
     def loss_fn(params: Params) -> tuple[jax.Array, LossSums]:
         x = model.apply(
@@ -104,15 +136,54 @@ def train_step(
             rngs={"dropout": dropout},
             method="hidden",
         )
-        sums = batch_loss(params, x, batch, smoothing)
-        return sums.loss / tokens, sums
+        sums = batch_loss(params, x, batch, smoothing, shards)
+        return sums.loss, sums
 
-    (_, sums), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    sums, gradients = sum_over((sums, gradients), axis_name)
+    (_, losses), gradients = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    return BatchSums(jnp.ones((), jnp.int32), losses, gradients)
+
+
+def add_batch(
+    total: BatchSums,
+    state: TrainState,
+    batch: Batch,
+    *,
+    accumulate: int,
+    **options: Any,
+) -> tuple[BatchSums, None]:
+    """Adds `batch_sums` of one of `accumulate` batches of an update to `total`."""
+    number = state.step * accumulate + total.batches
+    new = batch_sums(state, number, batch, **options)
+    return jax.tree.map(jnp.add, total, new), None
+
+
+def apply_sums(
+    state: TrainState,
+    total: BatchSums,
+    *,
+    optimizer: optax.GradientTransformation,
+    axis_name: str | None,
+) -> tuple[TrainState, StepMetrics]:
+    """Takes one update by the mean gradient over all tokens.
+
+    A non-finite loss or gradient leaves parameters, moments and schedule as they are
+    and is counted.
+
+    Args:
+        state: the same on every device.
+        total: of this device's rows.
+        optimizer: the transformation that made `state.opt_state`.
+        axis_name: of the devices, or None.
+
+    Returns:
+        The next state and the metrics, both the same on every device.
+    """
+    losses, gradients = sum_over((total.losses, total.gradients), axis_name)
+    gradients = jax.tree.map(lambda g: g / losses.tokens, gradients)
 
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)]
     norm = jnp.sqrt(sum(squares))
-    bad = ~jnp.isfinite(jnp.stack([sums.loss, *squares]))
+    bad = ~jnp.isfinite(jnp.stack([losses.loss, *squares]))
     good = ~bad.any()
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -130,7 +201,20 @@ def train_step(
         bad_total=bad_total,
     )
     first_bad = jnp.where(good, -1, jnp.argmax(bad)).astype(jnp.int32)
-    return new_state, StepMetrics(sums, norm, first_bad, bad_in_a_row, bad_total)
+    return new_state, StepMetrics(losses, norm, first_bad, bad_in_a_row, bad_total)
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    optimizer: optax.GradientTransformation,
+    axis_name: str | None,
+    **options: Any,
+) -> tuple[TrainState, StepMetrics]:
+    """Takes one update with one batch; see `batch_sums` and `apply_sums`."""
+    total = batch_sums(state, state.step, batch, **options)
+    return apply_sums(state, total, optimizer=optimizer, axis_name=axis_name)
 
 
 def value_names(params: Params) -> list[str]:
@@ -168,7 +252,12 @@ def first_bad_output(params: Params, batch: Batch, model: Transformer) -> str | 
 
 
 def eval_step(
-    params: Params, batch: Batch, *, model: Transformer, axis_name: str | None
+    params: Params,
+    batch: Batch,
+    *,
+    model: Transformer,
+    axis_name: str | None,
+    shards: int = 1,
 ) -> LossSums:
     """Returns the sums of a batch without dropout and smoothing, over all devices."""
     x = model.apply(
@@ -178,4 +267,4 @@ def eval_step(
         batch.target_in,
         method="hidden",
     )
-    return sum_over(batch_loss(params, x, batch, 0.0), axis_name)
+    return sum_over(batch_loss(params, x, batch, 0.0, shards), axis_name)

@@ -1,0 +1,98 @@
+"""The compiled update and evaluation of a run, one program for each batch shape."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import optax
+
+from transformer_jax.config import Config
+from transformer_jax.data.batching import Batch
+from transformer_jax.model.transformer import Transformer
+from transformer_jax.parallel import Layout
+from transformer_jax.train.loss import LossSums
+from transformer_jax.train.step import (
+    StepMetrics,
+    TrainState,
+    add_batch,
+    apply_sums,
+    eval_step,
+    sums_axes,
+    train_step,
+    zero_sums,
+)
+
+
+class Programs:
+    """What `train.step` defines, put on devices."""
+
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        vocab_size: int,
+        optimizer: optax.GradientTransformation,
+        axes: TrainState,
+    ) -> None:
+        """Builds the programs; nothing is compiled yet.
+
+        Args:
+            config: of the run.
+            layout: where the arrays lie.
+            vocab_size: of the model.
+            optimizer: as in `apply_sums`.
+            axes: logical axes of the state.
+        """
+        self._layout, self._accumulate = layout, config.train.accumulate
+        shards, axis_name = layout.batch_shards, layout.axis_name
+        model = Transformer(config.model, vocab_size, axis_name)
+        last: dict[str, Any] = {"optimizer": optimizer, "axis_name": axis_name}
+        batch: dict[str, Any] = {
+            "model": model,
+            "smoothing": config.train.label_smoothing,
+            "seed": config.train.seed,
+            "shards": shards,
+        }
+
+        def put(function: Any, axes: Any, donate: bool = True, **options: Any) -> Any:
+            whole = functools.partial(function, **options)
+            return layout.compile(whole, axes, donate)
+
+        sums, accumulate = sums_axes(axes), self._accumulate
+        self._step = put(train_step, axes, **last, **batch)
+        self._zero = put(zero_sums, sums, donate=False)
+        self._add = put(add_batch, sums, accumulate=accumulate, **batch)
+        self._apply = put(apply_sums, axes, **last)
+        evaluation = {"model": model, "axis_name": axis_name, "shards": shards}
+        self._evaluate = put(eval_step, None, donate=False, **evaluation)
+        self._compiled: dict[Any, Any] = {}
+
+    def compile(self, state: TrainState, batch: Batch) -> None:
+        """Compiles the update for the shape of `batch` (on the host)."""
+        split = self._layout.split_rows(batch)
+        if self._accumulate == 1:
+            program = self._step.lower(state, split)
+        else:
+            program = self._add.lower(self._zero(state)[0], state, split)
+        self._compiled[_key(split)] = program.compile()
+
+    def update(
+        self, state: TrainState, batches: Sequence[Batch]
+    ) -> tuple[TrainState, StepMetrics]:
+        """Takes one update with `train.accumulate` batches; `state` is used up."""
+        parts = [self._layout.split_rows(batch) for batch in batches]
+        if self._accumulate == 1:
+            return self._compiled[_key(parts[0])](state, parts[0])
+        total = self._zero(state)[0]
+        for part in parts:
+            total, _ = self._compiled[_key(part)](total, state, part)
+        return self._apply(state, total)
+
+    def evaluate(self, state: TrainState, batch: Batch) -> LossSums:
+        """Returns the sums of a batch without dropout and smoothing, on the host."""
+        split = self._layout.split_rows(batch)
+        return self._layout.fetch(self._evaluate(state.params, split))
+
+
+def _key(batch: Batch) -> tuple[Any, ...]:
+    return batch.source.shape, batch.target_in.shape
