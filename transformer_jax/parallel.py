@@ -217,6 +217,18 @@ def make_layout(config: ParallelConfig) -> Layout:
     return Sharded(config) if config.strategy == "mesh" else Replicated()
 
 
+def decoding_layout(config: ParallelConfig) -> Layout:
+    """Returns the layout that a run's parameters are decoded with.
+
+    It is the run's, or the replicated one where its mesh cannot be made of the devices
+    that are here.
+    """
+    try:
+        return make_layout(config)
+    except ConfigError:
+        return Replicated()
+
+
 def require_divisible(
     config: ParallelConfig, model: ModelConfig, vocab_sizes: Sequence[int]
 ) -> None:

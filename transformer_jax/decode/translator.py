@@ -27,7 +27,7 @@ from transformer_jax.decode.mbr import expected_utilities
 from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
 from transformer_jax.decode.search import Hypotheses
 from transformer_jax.errors import ConfigError, DataError
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import Transformer, param_axes
 from transformer_jax.parallel import Layout
 
 Warn = Callable[[str], None]
@@ -369,9 +369,14 @@ def load_translator(
                 "needs runs with one tokenizer.model"
             )
     loaded = [load_params(workdir, which, report) for workdir in workdirs]
-    layout = parallel.Replicated()
-    params = [layout.place(each.params) for each in loaded]
     models = [config.model for config in configs]
+    layout = parallel.decoding_layout(configs[0].parallel)
+    params = [
+        layout.place(
+            each.params, param_axes(Transformer(model, tokenizers[0].vocab_size))
+        )
+        for each, model in zip(loaded, models, strict=True)
+    ]
     return Translator(models, tokenizers[0], params, layout), configs[0], loaded
 
 

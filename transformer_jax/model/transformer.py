@@ -3,6 +3,7 @@
 The legend of the shapes is at the head of `attention.py`.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -253,6 +254,14 @@ class Transformer(nn.Module):
         x, past = self.decoder(x, cache.memory, True, cache)
         logits = self.logits(x)[:, 0]
         return logits, cache.replace(past=past, index=cache.index + 1)
+
+
+def param_axes(model: Transformer) -> Any:
+    """Returns the logical axis names of every parameter, as PartitionSpecs."""
+    tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+    init = functools.partial(model.init, jax.random.key(0))
+    variables = jax.eval_shape(init, tokens, length, tokens)
+    return nn.get_partition_spec(variables)["params"]
 
 
 def output_weights(params: Any) -> tuple[jax.Array, jax.Array | None]:
