@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Trains on TPUs of a GKE cluster: makes a JobSet from a config and applies it. Pods that
-# are preempted or fail are started again and go on from the last checkpoint; a mistake
-# of the user (exit code 2) is not tried again. It asks before it spends.
+# Trains on TPUs of a GKE cluster: makes a JobSet from a config and applies it. Pods
+# that are preempted or fail are started again and go on from the last checkpoint; a
+# mistake of the user (exit code 2) is not tried again. It asks before it spends.
 #
 # The cluster needs the JobSet controller (0.6 or newer), a node pool with the
 # accelerator and topology, and the GCS FUSE CSI driver for --bucket. Make that bucket
-# with a hierarchical namespace: there the program's renames of folders are atomic, as it
-# expects. A folder of it must be there.
+# with a hierarchical namespace: there the program's renames of folders are atomic, as
+# it expects. The folder must be there.
 #
 # Usage: scripts/gke.sh OPTION ... [-- --config.SECTION.FIELD=VALUE ...]
 #   --name=NAME         of the JobSet
@@ -68,7 +68,7 @@ check_options() {
   hosts=$((chips / chips_per_host))
 }
 
-# Topologies of two sides with up to 8 chips are one machine; all others have 4 a machine.
+# Up to 8 chips in two dimensions are one machine; all others have 4 a machine.
 chips_of_a_host() {
   if [[ $topology != *x*x* ]] && ((chips <= 8)); then
     echo "$chips"
@@ -102,7 +102,7 @@ arguments() {
   done
 }
 
-# Prints the names of the pods, which JAX reads. GKE sets the same where they are not set.
+# Prints the names of the pods, which JAX reads; GKE would set the same.
 host_names() {
   local host names=""
   for ((host = 0; host < hosts; host++)); do
@@ -134,6 +134,7 @@ END
 }
 
 manifest() {
+  local index=batch.kubernetes.io/job-completion-index
   cat <<END
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -204,7 +205,7 @@ $(arguments)
               - name: TPU_WORKER_ID
                 valueFrom:
                   fieldRef:
-                    fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+                    fieldPath: metadata.annotations['$index']
               resources:
                 requests:
                   google.com/tpu: $chips_per_host
@@ -233,7 +234,7 @@ service-account namespace restarts" "spot yes dry-run help" "$@"
   command -v kubectl >/dev/null ||
     mistake "kubectl is missing; see https://kubernetes.io/docs/tasks/tools"
   cat >&2 <<END
-JobSet    $name, $hosts x $chips_per_host chips of $accelerator ($topology)${spot:+, spot}
+JobSet    $name, $hosts x $chips_per_host chips${spot:+, spot}, $accelerator $topology
 training  $(quoted "$config" ${overrides[@]+"${overrides[@]}"})
 kept in   ${pvc:-$bucket}
 The nodes cost money until training ends; at most $restarts restarts.

@@ -21,7 +21,7 @@ usage() {
 # that have none, which become "yes"; all must be set before. What comes after "--"
 # are overrides of the config, kept in the array `overrides`.
 parse_options() {
-  local values=$1 switches=$2 option
+  local values=$1 switches=$2 all=" $1 $2 " option
   shift 2
   overrides=()
   while (($#)); do
@@ -31,10 +31,10 @@ parse_options() {
       shift
       overrides=("$@")
       break
-    elif [[ $1 != --* || ! $option =~ ^[a-z-]+$ || " $values $switches " != *" $option "* ]]
-    then
-      mistake "unknown option $(printf %q "${1%%=*}"); there are" \
-        "--${values// / --} --${switches// / --}, and -- before overrides of the config"
+    elif [[ $1 != --* || ! $option =~ ^[a-z-]+$ || $all != *" $option "* ]]; then
+      option="$values $switches"
+      mistake "unknown option $(printf %q "${1%%=*}"); there are --${option// / --}," \
+        "and -- before overrides of the config"
     elif [[ " $switches " == *" $option "* ]]; then
       [[ $1 != *=* ]] || mistake "--$option takes no value"
       printf -v "${option//-/_}" yes
@@ -50,7 +50,7 @@ parse_options() {
   done
 }
 
-# Refuses a value $2 of option --$1 that does not match the pattern $3, said in words $4.
+# Refuses a value $2 of option --$1 that is not of pattern $3, which words $4 say.
 require() {
   [[ -n $2 ]] || mistake "--$1 is missing; it is $4"
   [[ $2 =~ ^($3)$ && $2 != *..* ]] || mistake "--$1=$(printf %q "$2") is not $4"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains on GPUs of a Slurm cluster: writes WORKDIR/job.sbatch and submits it. Before its
-# time is over the job saves, ends and queues itself again; one that is preempted or
+# Trains on GPUs of a Slurm cluster: writes WORKDIR/job.sbatch and submits it. Before
+# its time is over the job saves, ends and queues itself again; one that is preempted or
 # whose node fails is queued again by Slurm. It asks before it submits.
 #
 # The repository and WORKDIR must be in a folder that all nodes see.
@@ -59,7 +59,8 @@ check_options() {
 # Prints the job. One process a GPU, since JAX on Slurm gives process N of a node its
 # GPU N; so each must see all of the node's GPUs, hence no binding.
 job() {
-  local command=(srun "--ntasks-per-node=$gpus_per_node" "--cpus-per-task=$cpus_per_gpu")
+  local command=(srun "--ntasks-per-node=$gpus_per_node")
+  command+=("--cpus-per-task=$cpus_per_gpu")
   # When one process has failed the others, which may be saving, have some time left.
   command+=(--gpu-bind=none --kill-on-bad-exit=0 --wait=100)
   command+=("${program:-.venv/bin/transformer-jax}" train)
@@ -84,9 +85,9 @@ END
   printf 'requeues=%s\ncommand=(%s)\n' "$requeues" "$(quoted "${command[@]}")"
   cat <<'END'
 
-# 120 s before the time is over this shell alone gets SIGTERM and passes it on. Where the
-# job is cancelled or preempted the program gets it from Slurm, too, and must not get it
-# twice. So only a job that Slurm lets run passes it on, and only such a job queues itself.
+# 120 s before the time is over this shell alone gets SIGTERM and passes it on. Where
+# the job is cancelled or preempted the program gets it from Slurm, too, and must not
+# get it twice. So only a job that Slurm lets run passes it on, and queues itself.
 let_run() {
   [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
 }

@@ -76,7 +76,7 @@ child=""
 attend() {
   local code=0
   set -m
-  "$@" </dev/null &
+  (set +m && "$@") </dev/null &
   child=$!
   set +m
   wait "$child" || code=$?
@@ -172,6 +172,8 @@ delete_vm() {
 # Makes everything ready and starts training, unless it is running already.
 launch() {
   local command=(.venv/bin/transformer-jax train --config="$config")
+  local unpack="rm -rf transformer_jax/transformer_jax && mkdir -p transformer_jax"
+  unpack+=" && tar -xzf transformer_jax.tar.gz -C transformer_jax"
   acquire || return 1
   if [[ -n $reused ]] && worker_result && [[ $result == running ]]; then
     say "training is running there already; this is its log"
@@ -181,8 +183,7 @@ launch() {
   say "installing on all workers"
   attend tpu scp "$scratch/code.tar.gz" "$name:transformer_jax.tar.gz" --worker=all ||
     return 1
-  attend tpu ssh "$name" --worker=all --command="rm -rf transformer_jax/transformer_jax &&\
- mkdir -p transformer_jax && tar -xzf transformer_jax.tar.gz -C transformer_jax" || return 1
+  attend tpu ssh "$name" --worker=all --command="$unpack" || return 1
   attend remote all install "$bucket" || return 1
   attend remote all fetch "$bucket" || return 1
   # The worker, which knows its home, adds --workdir.
@@ -260,7 +261,8 @@ score() {
   # Of several workers, one alone cannot use the TPU.
   ((hosts == 1)) || platform=(cpu)
   say "evaluating"
-  attend remote 0 evaluate "$bucket" "$evaluate" "$last" ${platform[@]+"${platform[@]}"} ||
+  attend remote 0 evaluate "$bucket" "$evaluate" "$last" \
+    ${platform[@]+"${platform[@]}"} ||
     die "evaluation failed (see above); the run is in $bucket"
 }
 
@@ -292,8 +294,8 @@ finish() {
 }
 
 main() {
-  parse_options "name zone type bucket config project version restarts evaluate last copy-every poll" \
-    "spot keep yes dry-run help" "$@"
+  parse_options "name zone type bucket config project version restarts evaluate last \
+copy-every poll" "spot keep yes dry-run help" "$@"
   check_options
   [[ -n $dry_run ]] || command -v gcloud >/dev/null ||
     mistake "gcloud is missing; see https://cloud.google.com/sdk/docs/install"

@@ -46,7 +46,8 @@ install() {
 # Copies to the bucket; only then does it delete there what the run has deleted.
 push() {
   local unfinished='.*orbax-checkpoint-tmp.*|.*\.partial$'
-  local copy=(gcloud storage rsync "$workdir" "$bucket" --recursive "--exclude=$unfinished")
+  local copy=(gcloud storage rsync "$workdir" "$bucket" --recursive)
+  copy+=("--exclude=$unfinished")
   (
     flock 8
     "${copy[@]}" && "${copy[@]}" --delete-unmatched-destination-objects
@@ -153,6 +154,8 @@ evaluate() {
 }
 
 case $verb in
-  install | fetch | start | supervise | follow | result | stop | evaluate) "$verb" "$@" ;;
+  install | fetch | start | supervise | follow | result | stop | evaluate)
+    "$verb" "$@"
+    ;;
   *) die "unknown verb $verb" ;;
 esac

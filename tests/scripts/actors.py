@@ -10,8 +10,6 @@ import subprocess
 import sys
 import time
 
-PYTHON = sys.executable
-
 
 def play(name: str, folder: str) -> None:
     """Records the call and acts as program `name`."""
@@ -72,7 +70,9 @@ def gcloud(world: pathlib.Path, arguments: list[str]) -> int | None:
             target = rest[1].split(":", 1)[1]
             shutil.copy(rest[0], world / "vm" / number / target)
     elif verb == "ssh":
-        codes = [ssh(world, number, flags["command"]) for number in workers(flags, hosts)]
+        codes = [
+            ssh(world, number, flags["command"]) for number in workers(flags, hosts)
+        ]
         return next((code for code in codes if code), 0)
     return None
 
@@ -106,7 +106,8 @@ def storage(world: pathlib.Path, verb: str, arguments: list[str]) -> int | None:
     if denied := looked_up(world, f"storage-{verb}-fails", ""):
         return fail(f"ERROR: {denied}")
     paths = [
-        world / "bucket" / p.removeprefix("gs://") if p.startswith("gs://")
+        world / "bucket" / p.removeprefix("gs://")
+        if p.startswith("gs://")
         else pathlib.Path(p)
         for p in plain
     ]
@@ -153,8 +154,10 @@ def python3(world: pathlib.Path, arguments: list[str]) -> int | None:
         with (world / "pip.calls").open("a") as file:
             file.write(json.dumps(arguments) + "\n")
         shutil.copy(world / "worker-bin" / "transformer-jax", ".venv/bin")
-    else:
-        os.execv(PYTHON, [PYTHON, *arguments])
+    elif arguments[0] == "-":
+        print("a fingerprint")
+    elif "print" in arguments[1]:
+        print("3.12.0")
     return None
 
 

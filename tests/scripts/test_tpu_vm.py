@@ -55,7 +55,9 @@ def gone(world: World) -> bool:
 
 def wait_for_training(world: World, process: subprocess.Popen) -> None:
     """Waits until the program trains."""
-    while process.poll() is None and not list(world.folder.glob("vm/0/runs/*/*/*/steps")):
+    while process.poll() is None and not list(
+        world.folder.glob("vm/0/runs/*/*/*/steps")
+    ):
         time.sleep(0.05)
     assert process.poll() is None
 
@@ -86,7 +88,12 @@ def test_makes_trains_scores_deletes(world):
     assert world.calls("pip")[0][-2:] == ["--editable", ".[tpu]"]
     assert steps(world) == "step\n"
     copied = {path.name for path in (world.bucket / "b-1").rglob("*")}
-    assert copied == {"run", "checkpoints", "steps", "launched.txt"}  # nothing half done
+    assert copied == {
+        "run",
+        "checkpoints",
+        "steps",
+        "launched.txt",
+    }  # nothing half done
 
 
 def test_uses_a_vm_that_is_ready(world):
@@ -210,7 +217,9 @@ def test_what_cannot_be_copied_keeps_the_vm(world):
     (world.folder / "go-on").touch()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and "could not be copied" in err
-    assert "costs money until you delete it:\ngcloud compute tpus tpu-vm delete me" in err
+    assert (
+        "costs money until you delete it:\ngcloud compute tpus tpu-vm delete me" in err
+    )
     assert verbs(world) == ["create"] and not gone(world)
 
 
@@ -225,7 +234,8 @@ def start_waiting(world: World, *more: str) -> subprocess.Popen:
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("sent", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 def test_a_signal_saves_and_deletes(world, sent, code):
     process = start_waiting(world)
@@ -262,7 +272,7 @@ def test_says_loudly_what_it_could_not_delete(world):
 
 HOSTILE = [
     "--config.a.blanks=two  blanks and a\ttab",
-    "--config.a.quotes=it's \"so\" `touch pwned`",
+    '--config.a.quotes=it\'s "so" `touch pwned`',
     "--config.a.shell=$(touch pwned); touch pwned & touch pwned | $HOME ~ * ! # \\",
     "--config.a.line=one\ntouch pwned\n",
     "--config.a.umlaut=ä→%s",
