@@ -119,8 +119,8 @@ END
 
 main() {
   local submit
-  parse_options "workdir config nodes gpus-per-node cpus-per-gpu time partition account \
-qos name requeues program" "yes dry-run help" "$@"
+  parse_options "workdir config nodes gpus-per-node cpus-per-gpu time partition \
+account qos name requeues program" "yes dry-run help" "$@"
   check_options
   submit=(sbatch "--chdir=$PWD" "--output=$workdir/slurm-%j.log" "$workdir/job.sbatch")
   if [[ -n $dry_run ]]; then

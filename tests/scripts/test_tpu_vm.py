@@ -117,6 +117,7 @@ def test_leaves_a_stopped_vm_alone(world):
     assert verbs(world) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
 def test_makes_a_preempted_vm_anew(world, state):
     there(world, state)
@@ -164,6 +165,7 @@ def test_training_fails(world):
     assert steps(world) == "step\n"  # what there was is kept
 
 
+@pytest.mark.slow
 def test_evaluation_fails(world):
     world.says("evaluate-code", 2)
     done = world.run("tpu_vm.sh", *RUN)
@@ -179,6 +181,7 @@ def test_goes_on_after_a_preemption(world):
     assert steps(world) == "step\n" * 3 and gone(world)
 
 
+@pytest.mark.slow
 def test_starts_again_on_the_same_vm_after_a_sigterm(world):
     world.says("program", [143, 0])
     done = world.run("tpu_vm.sh", *RUN)
@@ -186,6 +189,7 @@ def test_starts_again_on_the_same_vm_after_a_sigterm(world):
     assert "training goes on after 1 steps" in done.stdout
 
 
+@pytest.mark.slow
 def test_gives_up_after_the_last_restart(world):
     world.says("program", ["preempted", "preempted", 0])
     done = world.run("tpu_vm.sh", *RUN, "--restarts=1")
@@ -193,6 +197,7 @@ def test_gives_up_after_the_last_restart(world):
     assert gone(world) and steps(world) == "step\n" * 2
 
 
+@pytest.mark.slow
 def test_several_workers(world):
     world.says("hosts", 2)
     done = world.run("tpu_vm.sh", *RUN)
@@ -211,6 +216,7 @@ def test_several_workers(world):
     assert f"{world.folder}/vm/1/runs/b-1/run" not in pushes
 
 
+@pytest.mark.slow
 def test_what_cannot_be_copied_keeps_the_vm(world):
     process = start_waiting(world)
     world.says("storage-rsync-fails", "503 bucket on fire")
@@ -246,6 +252,7 @@ def test_a_signal_saves_and_deletes(world, sent, code):
     assert verbs(world) == ["create", "delete"] and gone(world)
 
 
+@pytest.mark.slow
 def test_keep_leaves_training_alone_and_a_second_call_joins_it(world):
     process = start_waiting(world, "--keep")
     process.send_signal(signal.SIGINT)
@@ -253,15 +260,19 @@ def test_keep_leaves_training_alone_and_a_second_call_joins_it(world):
     assert process.returncode == 130 and "me is kept and costs money" in err
     assert verbs(world) == ["create"]
 
-    joined = world.start("tpu_vm.sh", *RUN, stdout=-1, stderr=-1)
-    time.sleep(1)
+    said = world.folder / "said"
+    with said.open("w") as stderr:
+        joined = world.start("tpu_vm.sh", *RUN, stdout=-1, stderr=stderr)
+    while joined.poll() is None and "running there already" not in said.read_text():
+        time.sleep(0.05)
     (world.folder / "go-on").touch()
-    out, err = joined.communicate(timeout=300)
-    assert joined.returncode == 0 and "running there already" in err
+    out, _ = joined.communicate(timeout=300)
+    assert joined.returncode == 0 and "running there already" in said.read_text()
     assert "training goes on after 0 steps" in out and len(trainings(world)) == 1
     assert verbs(world) == ["create", "delete"]
 
 
+@pytest.mark.slow
 def test_says_loudly_what_it_could_not_delete(world):
     world.says("delete-fails", "INTERNAL: try later")
     done = world.run("tpu_vm.sh", *RUN)
