@@ -111,9 +111,9 @@ def _warn(message: str) -> None:
 
 
 def _read(path: str) -> list[str]:
-    from transformer_jax.data import corpora
+    from transformer_jax.data import textfiles
 
-    return list(corpora.read_lines(path))
+    return list(textfiles.read_lines(path))
 
 
 def _read_sets(paths: str) -> list[list[str]]:
@@ -121,9 +121,9 @@ def _read_sets(paths: str) -> list[list[str]]:
 
 
 def _input_lines(path: str) -> Iterator[str]:
-    from transformer_jax.data import corpora
+    from transformer_jax.data import textfiles
 
-    return corpora.read_lines(STDIN if path == "-" else path)
+    return textfiles.read_lines(STDIN if path == "-" else path)
 
 
 @contextlib.contextmanager
@@ -167,8 +167,8 @@ def _prepare(args: argparse.Namespace) -> None:
     for split, corpus in prepared.splits.items():
         counts = [f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()]
         _report(f"{split:11} {', '.join(counts)}: {corpus.folder}")
-        if spelling := corpus.spelling():
-            _report(f"{'':11} {spelling}")
+        for more in filter(None, (corpus.spelling(), corpus.unclean())):
+            _report(f"{'':11} {more}")
 
 
 def _check(config: Config, args: argparse.Namespace, track: Any) -> None:

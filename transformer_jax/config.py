@@ -18,6 +18,8 @@ from transformer_jax.errors import ConfigError
 
 CORPORA = ("phrases", "text", "tfds")
 SPLITS = ("train", "valid", "test")
+INVALID_UTF8 = ("error", "skip", "replace")
+CONTROL = ("keep", "remove")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "swish", "tanh", "sigmoid")
 
 # What early stopping may look at, each with its direction.
@@ -41,6 +43,8 @@ class DataConfig:
     valid_target: str = ""
     test_source: str = ""
     test_target: str = ""
+    invalid_utf8: str = "error"  # such lines; or skip (training pairs), or replace
+    control: str = "keep"  # control characters in training text: keep or remove
     tfds_name: str = ""  # such as wmt14_translate/de-en
     tfds_dir: str = ""  # folder or bucket of prepared TFDS data; "" is TFDS's own
     cache_dir: str = ""  # where tokenised corpora are kept; "" is WORKDIR/data
@@ -55,7 +59,7 @@ class TokenizerConfig:
     model_path: str = ""  # an existing SentencePiece model, used as it is
     character_coverage: float = 1.0  # share of characters that get a piece
     byte_fallback: bool = True  # spell what has no piece in UTF-8 bytes
-    train_lines: int = 5_000_000  # lines sampled, by train.seed, to train it on
+    train_lines: int = 500_000  # lines sampled, by train.seed, to train it on
     hard_vocab_limit: bool = True  # False: fewer pieces where the text gives no more
 
 
@@ -281,6 +285,8 @@ def check(config: Config) -> list[str]:
 
     model, train, decode = config.model, config.train, config.decode
     one_of("data.corpus", config.data.corpus, CORPORA)
+    one_of("data.invalid_utf8", config.data.invalid_utf8, INVALID_UTF8)
+    one_of("data.control", config.data.control, CONTROL)
     one_of("tokenizer.model_type", config.tokenizer.model_type, ("bpe", "unigram"))
     one_of("model.norm", model.norm, ("post", "pre"))
     one_of("model.positions", model.positions, ("sinusoidal", "learned"))

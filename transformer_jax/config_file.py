@@ -110,6 +110,7 @@ FREE_FIELDS = (
     "data.root",
     "data.cache_dir",
     "data.tfds_dir",
+    "tokenizer.train_lines",
     "train.steps",
     "train.epochs",
     "train.hours",

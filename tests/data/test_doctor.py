@@ -10,7 +10,7 @@ import tiny
 
 from transformer_jax import config_file
 from transformer_jax.config import DataConfig
-from transformer_jax.data import corpora, doctor, findings
+from transformer_jax.data import corpora, doctor, findings, textfiles
 from transformer_jax.errors import DataError
 
 
@@ -222,7 +222,7 @@ def test_not_utf8_goes_on_and_would_stop_a_run(corpus, capsys):
     assert len(stops) == 2  # the first of each file, in the words of training
     for path, stop in zip(("en", "de"), stops, strict=True):
         with pytest.raises(DataError) as error:
-            list(corpora.read_lines(str(corpus / f"train.{path}")))
+            list(textfiles.read_lines(str(corpus / f"train.{path}")))
         assert stop == str(error.value)
     config = f"--config={corpus / 'config.py'}"
     flags = ["prepare", config, f"--workdir={corpus / 'run'}", "--check"]

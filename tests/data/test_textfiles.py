@@ -5,7 +5,7 @@ import gzip
 import pytest
 from texts import one_line, write
 
-from transformer_jax.data import corpora, textfiles
+from transformer_jax.data import textfiles
 from transformer_jax.errors import DataError
 
 LINES = [
@@ -31,7 +31,7 @@ LINES = [
 @pytest.mark.parametrize(("content", "expected"), LINES)
 def test_lines_end_at_newlines_only(tmp_path, name, content, expected):
     path = write(tmp_path / name, content)
-    assert list(corpora.read_lines(path)) == expected
+    assert list(textfiles.read_lines(path)) == expected
     assert textfiles.count_lines(path) == len(expected)
 
 
@@ -41,13 +41,13 @@ def test_lines_and_counts_agree_across_blocks(tmp_path, monkeypatch):
         content = b"x" * shift + b"\nab\xef\xbb\xbf\n\n\xef\xbb\xbf"
         path = write(tmp_path / "t", content)
         assert textfiles.count_lines(path) == 4
-        assert len(list(corpora.read_lines(path))) == 4
+        assert len(list(textfiles.read_lines(path))) == 4
 
 
 def test_lines_are_streamed(tmp_path):
     path = tmp_path / "t"
     path.write_bytes(b"first\n" + b"x\n" * 100_000 + b"\xff\n")
-    lines = corpora.read_lines(str(path))
+    lines = textfiles.read_lines(str(path))
     assert next(lines) == "first"  # the fault at the end is not yet met
 
 
@@ -69,7 +69,7 @@ def test_invalid_utf8_names_file_line_and_byte(
 ):
     path = write(tmp_path / name, content)
     with pytest.raises(DataError) as error:
-        list(corpora.read_lines(path))
+        list(textfiles.read_lines(path))
     message = one_line(error)
     assert path in message and byte in message
     assert f"line {line}, byte offset {offset}:" in message
@@ -81,7 +81,7 @@ def test_missing_file_and_directory(tmp_path):
         (tmp_path / "none.gz", "No such file"),
         (tmp_path, "directory"),
     ):
-        for read in (lambda p: list(corpora.read_lines(p)), textfiles.count_lines):
+        for read in (lambda p: list(textfiles.read_lines(p)), textfiles.count_lines):
             with pytest.raises(DataError, match=reason) as error:
                 read(str(path))
             assert str(path) in one_line(error)
@@ -96,7 +96,7 @@ def test_no_permission(tmp_path, monkeypatch):
     # Root may read all, so a mode of 0 would not fail in every place.
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(DataError) as error:
-        list(corpora.read_lines(path))
+        list(textfiles.read_lines(path))
     assert f"{path} cannot be read: Permission denied" in one_line(error)
 
 
@@ -112,7 +112,7 @@ def test_broken_gzip(tmp_path):
     for name, content in broken.items():
         path = tmp_path / name
         path.write_bytes(content)
-        for read in (lambda p: list(corpora.read_lines(p)), textfiles.count_lines):
+        for read in (lambda p: list(textfiles.read_lines(p)), textfiles.count_lines):
             with pytest.raises(DataError, match="not a whole gzip file") as error:
                 read(str(path))
             assert str(path) in one_line(error)
@@ -120,11 +120,11 @@ def test_broken_gzip(tmp_path):
 
 def test_split_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert corpora.split_paths("", "/r") == []
-    assert corpora.split_paths("a.en", "") == ["a.en"]
-    assert corpora.split_paths("a.en, b/c.gz,/d,", "/r") == [
+    assert textfiles.split_paths("", "/r") == []
+    assert textfiles.split_paths("a.en", "") == ["a.en"]
+    assert textfiles.split_paths("a.en, b/c.gz,/d,", "/r") == [
         "/r/a.en",
         "/r/b/c.gz",
         "/d",
     ]
-    assert corpora.split_paths("~/a,b", "~/r") == ["/home/me/a", "/home/me/r/b"]
+    assert textfiles.split_paths("~/a,b", "~/r") == ["/home/me/a", "/home/me/r/b"]

@@ -20,12 +20,8 @@ from typing import Any
 
 from transformer_jax.config import SPLITS, DataConfig
 from transformer_jax.data import phrases
-from transformer_jax.data.textfiles import (
-    count_lines,
-    describe_file,
-    read_lines,
-    split_paths,
-)
+from transformer_jax.data.cleaning import Cleaner
+from transformer_jax.data.textfiles import count_lines, describe_file, split_paths
 from transformer_jax.errors import ConfigError, DataError
 
 _TFDS_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
@@ -37,11 +33,15 @@ _TFDS_MEND = (
 )
 
 
-class _Pairs(Iterator[tuple[str, str]]):
-    """An iterator that tells how many pairs it was made for."""
+class Pairs(Iterator[tuple[str, str]]):
+    """An iterator that tells how many pairs it was made for, and what was unclean."""
 
-    def __init__(self, pairs: Iterator[tuple[str, str]], count: int) -> None:
+    def __init__(
+        self, pairs: Iterator[tuple[str, str]], count: int, cleaner: Cleaner
+    ) -> None:
+        """`cleaner` counts as the pairs are read."""
         self._pairs, self._count = pairs, count
+        self.cleaner = cleaner
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return self._pairs  # as fast as it is
@@ -53,7 +53,7 @@ class _Pairs(Iterator[tuple[str, str]]):
         return self._count
 
 
-def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
+def read_pairs(config: DataConfig, split: str) -> Pairs:
     """Reads one split of the corpus, in the config's direction.
 
     The call itself checks fields, files, line counts and languages, before any pair.
@@ -63,19 +63,21 @@ def read_pairs(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
         split: train, valid or test.
 
     Returns:
-        An iterator over `(source, target)`, in the order of the corpus. It tells their
-        number to `operator.length_hint`.
+        An iterator over `(source, target)`, in the order of the corpus, cleaned as the
+        config asks. It tells their number to `operator.length_hint`.
 
     Raises:
         ConfigError: a field is missing or contradicts another one.
         DataError: the files or the data set are missing, damaged or do not fit.
     """
     _check_split(split)
+    cleaner = Cleaner(config, split)
     if config.corpus == "phrases":
-        return iter(_phrase_pairs(config, split))
+        pairs = _phrase_pairs(config, split)
+        return Pairs(iter(pairs), len(pairs), cleaner)
     if config.corpus == "text":
-        return _read_text(text_files(config, split))
-    return _read_tfds(config, split)
+        return _read_text(text_files(config, split), cleaner)
+    return _read_tfds(config, split, cleaner)
 
 
 def has_split(config: DataConfig, split: str) -> bool:
@@ -114,6 +116,7 @@ def fingerprint(config: DataConfig, split: str) -> dict[str, Any]:
     """
     _check_split(split)
     described: dict[str, Any] = {"corpus": config.corpus, "split": split}
+    described |= Cleaner(config, split).rules()  # none by default, as in older runs
     if config.corpus == "phrases":
         text = json.dumps(_phrase_pairs(config, split))
         described["sha256"] = hashlib.sha256(text.encode()).hexdigest()
@@ -182,7 +185,7 @@ def unequal(source: str, lines: int, target: str, target_lines: int) -> str:
     )
 
 
-def _read_text(files: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def _read_text(files: list[tuple[str, str]], cleaner: Cleaner) -> Pairs:
     total = 0
     for source, target in files:
         counts = count_lines(source), count_lines(target)
@@ -190,16 +193,16 @@ def _read_text(files: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             raise DataError(unequal(source, counts[0], target, counts[1]))
         total += counts[0]
     pairs = itertools.chain.from_iterable(
-        zip(read_lines(source), read_lines(target), strict=True)
+        cleaner.both(zip(cleaner.read(source), cleaner.read(target), strict=True))
         for source, target in files
     )
-    return _Pairs(pairs, total)
+    return Pairs(pairs, total, cleaner)
 
 
 # --- TFDS -----------------------------------------------------------------------
 
 
-def _read_tfds(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
+def _read_tfds(config: DataConfig, split: str, cleaner: Cleaner) -> Pairs:
     builder = _open_tfds(config)
     name = _tfds_split(config, builder.info, split)
     data = _tfds_call(
@@ -207,21 +210,21 @@ def _read_tfds(config: DataConfig, split: str) -> Iterator[tuple[str, str]]:
     )
     sides = config.source_lang, config.target_lang
 
-    def pairs() -> Iterator[tuple[str, str]]:
+    def rows() -> Iterator[tuple[str | None, str | None]]:
         for start in range(0, len(data), _TFDS_RECORDS):
             block = list(range(start, min(start + _TFDS_RECORDS, len(data))))
             records = _tfds_call(config, lambda keys=block: data.__getitems__(keys))
             for index, record in zip(block, records, strict=True):
                 try:
-                    source, target = (record[side].decode("utf-8") for side in sides)
+                    row = [cleaner.decode(record[s], name, index + 1) for s in sides]
                 except (UnicodeDecodeError, AttributeError) as error:
                     raise DataError(
                         f"{config.tfds_name} in {_tfds_folder(config)}, split {name}, "
                         f"example {index}: no UTF-8 text: {error}; prepare it anew"
                     ) from error
-                yield source, target
+                yield row[0], row[1]
 
-    return _Pairs(pairs(), len(data))
+    return Pairs(cleaner.both(rows()), len(data), cleaner)
 
 
 def _tfds_split(config: DataConfig, info: Any, split: str) -> str:

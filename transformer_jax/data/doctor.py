@@ -116,10 +116,10 @@ class Examination:
             if line.endswith(b"\r\n"):
                 self.note("cr_end", path, number)
             try:
-                text = textfiles.text_of(line)
+                text = textfiles.without_end(line).decode("utf-8")
             except UnicodeDecodeError as error:
                 self.note("not_utf8", path, number, f"byte {start + error.start}")
-                text = textfiles.text_of(line, "replace")
+                text = textfiles.without_end(line).decode("utf-8", "replace")
                 if not broken:
                     self.stops.append(textfiles.not_utf8(path, number, start, error))
                 broken = True

@@ -76,7 +76,7 @@ def prepare(
         )
     begun = _has_begun(workdir)
     if begun:
-        _require_same_run(config, workdir)
+        config = _of_same_run(config, workdir, report)
     workdir.mkdir(parents=True, exist_ok=True)
     recorded = _read_record(workdir)
     vocabulary, recipe = _make_tokenizer(
@@ -129,13 +129,21 @@ def _has_begun(workdir: pathlib.Path) -> bool:
     return any(path.name.isdecimal() for path in workdir.glob("checkpoints/*"))
 
 
-def _require_same_run(config: Config, workdir: pathlib.Path) -> None:
-    differing = changes_the_run(read_workdir(workdir), config)
+def _of_same_run(config: Config, workdir: pathlib.Path, report: Report) -> Config:
+    """Returns `config` with the vocabulary's sample that the run began with."""
+    old = read_workdir(workdir)
+    differing = changes_the_run(old, config)
     if differing:
         raise ConfigError(
             f"{workdir} was made by another config ({'; '.join(differing)}); give "
             "another --workdir, or these fields their old values"
         )
+    if config.tokenizer.train_lines != old.tokenizer.train_lines:
+        report(
+            "the vocabulary stays that of the run, from config.tokenizer.train_lines = "
+            f"{old.tokenizer.train_lines}"
+        )
+    return dataclasses.replace(config, tokenizer=old.tokenizer)
 
 
 def _read_record(workdir: pathlib.Path) -> dict[str, Any]:
@@ -220,10 +228,16 @@ def _tokenize(
         partial = folder / f"{final.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        pairs = track(corpora.read_pairs(config.data, split), f"tokenising {split}")
+        pairs = corpora.read_pairs(config.data, split)
+        watched = track(pairs, f"tokenising {split}")
         longest = config.model.max_length
-        found = write_split(pairs, split == "train", vocabulary, longest, partial)
-        manifest = {"recipe": recipe, **found}
+        found = write_split(watched, split == "train", vocabulary, longest, partial)
+        if skipped := pairs.cleaner.skipped:
+            found["counts"]["read"] += skipped
+            found["counts"]["not_utf8"] = skipped
+        if warning := pairs.cleaner.warning():
+            report(f"warning: {warning}")
+        manifest = {"recipe": recipe, **found, "unclean": pairs.cleaner.found()}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
         partial.rename(final)
     corpus = TokenizedCorpus(final)

@@ -47,7 +47,7 @@ def read_lines(path: str) -> Iterator[str]:
     """
     for number, (start, line) in enumerate(raw_lines(path), start=1):
         try:
-            yield text_of(line)
+            yield without_end(line).decode("utf-8")
         except UnicodeDecodeError as error:
             raise DataError(not_utf8(path, number, start, error)) from error
 
@@ -74,11 +74,11 @@ def raw_lines(path: str) -> Iterator[tuple[int, bytes]]:
             offset += length
 
 
-def text_of(line: bytes, errors: str = "strict") -> str:
-    """Decodes a line of `raw_lines`, without its end."""
+def without_end(line: bytes) -> bytes:
+    r"""Returns a line of `raw_lines` without its `\n`, and the `\r` before that."""
     if line.endswith(b"\n"):
-        line = line[: -2 if line.endswith(b"\r\n") else -1]
-    return line.decode("utf-8", errors)
+        return line[: -2 if line.endswith(b"\r\n") else -1]
+    return line
 
 
 def not_utf8(path: str, number: int, start: int, error: UnicodeDecodeError) -> str:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from transformer_jax.data import corpora
+from transformer_jax.data import textfiles
 from transformer_jax.data.tokenizer import UNK_ID, Tokenizer
 from transformer_jax.data.workers import Encoded, encode_pairs
 
@@ -70,10 +70,20 @@ class TokenizedCorpus:
             for side, counts in self.manifest.get("pieces", {}).items()
         )
 
+    def unclean(self) -> str:
+        """Says, in a line, how many lines were no clean text, or ""."""
+        found = self.manifest.get("unclean", {})  # older corpora have none
+        words = {
+            "not_utf8": "not UTF-8",
+            "nul": "with NUL",
+            "removed": "with control characters removed",
+        }
+        return ", ".join(f"{n:,} lines {words[kind]}" for kind, n in found.items())
+
     def text(self) -> tuple[list[str], list[str]]:
         """Returns the sentences of both sides as they were read (valid and test)."""
         return tuple(  # pyright: ignore[reportReturnType]
-            list(corpora.read_lines(str(self.folder / f"{side}.txt")))
+            list(textfiles.read_lines(str(self.folder / f"{side}.txt")))
             for side in ("source", "target")
         )
 

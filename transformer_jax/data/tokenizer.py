@@ -14,7 +14,7 @@ import io
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
@@ -185,10 +185,10 @@ def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer
     sample = sample_lines(filter(str.strip, lines), config.train_lines, seed)
     if not sample:
         raise DataError("no text to train a vocabulary on: every line is empty")
-    model = io.BytesIO()
+    model, drawn = io.BytesIO(), len(sample)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=map(_readable, sample),
+            sentence_iterator=map(_readable, _hand_over(sample)),
             model_writer=model,
             model_type=config.model_type,
             vocab_size=config.vocab_size,
@@ -204,8 +204,14 @@ def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain(error, config, len(sample)) from error
+        raise _explain(error, config, drawn) from error
     return Tokenizer(model.getvalue(), "the new vocabulary")
+
+
+def _hand_over(lines: list[str]) -> Iterator[str]:
+    """Yields the lines, last first, and forgets them: SentencePiece keeps its own."""
+    while lines:
+        yield lines.pop()
 
 
 def _readable(line: str) -> str:
