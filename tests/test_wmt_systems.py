@@ -9,7 +9,7 @@ import pathlib
 import pytest
 import tiny
 
-from transformer_jax.data.corpora import read_lines
+from transformer_jax.data.textfiles import read_lines
 from transformer_jax.evaluate import score_text
 
 DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"

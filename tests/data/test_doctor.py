@@ -10,7 +10,8 @@ import tiny
 
 from transformer_jax import config_file
 from transformer_jax.config import DataConfig
-from transformer_jax.data import corpora, doctor, findings, textfiles
+from transformer_jax.data import corpora, doctor, findings
+from transformer_jax.data.cleaning import Cleaner
 from transformer_jax.errors import DataError
 
 
@@ -83,6 +84,8 @@ def test_a_sound_corpus(corpus):
         "lines": [0, 1, 1, 1], "total": 9, "longest": 5,
     }  # fmt: skip
     assert findings.stops(report) == ""
+    shown = findings.as_text(report)  # all that was looked for is named
+    assert all(wording in shown for wording in findings.KINDS.values())
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 1000])
@@ -222,7 +225,8 @@ def test_not_utf8_goes_on_and_would_stop_a_run(corpus, capsys):
     assert len(stops) == 2  # the first of each file, in the words of training
     for path, stop in zip(("en", "de"), stops, strict=True):
         with pytest.raises(DataError) as error:
-            list(textfiles.read_lines(str(corpus / f"train.{path}")))
+            name = str(corpus / f"train.{path}")
+            list(Cleaner(DataConfig(), "train").read(name))
         assert stop == str(error.value)
     config = f"--config={corpus / 'config.py'}"
     flags = ["prepare", config, f"--workdir={corpus / 'run'}", "--check"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
+from transformer_jax import config as configs
 from transformer_jax import config_file
 from transformer_jax.data import corpora, workers
 from transformer_jax.data.prepare import open_split, prepare
@@ -199,6 +200,31 @@ def test_a_run_from_before_the_soft_limit_goes_on(trained, tmp_path):
     soft = "--config.tokenizer.hard_vocab_limit=false"
     with pytest.raises(ConfigError, match="hard_vocab_limit: True -> False"):
         run(path, workdir, soft)
+
+
+def test_a_run_keeps_its_vocabulary_whatever_the_sample(trained, tmp_path):
+    """The default of `train_lines` was 5 million once."""
+    workdir = tmp_path / "run"
+    shutil.copytree(trained, workdir)
+    values = json.loads((workdir / "config.json").read_text())
+    values["tokenizer"]["train_lines"] = 5_000_000
+    old = configs.from_dict(values)
+    (workdir / "config.json").write_text(old.to_json())
+    record = json.loads((workdir / "data.json").read_text())
+    settings = dataclasses.asdict(old.tokenizer)
+    del settings["hard_vocab_limit"]
+    corpus = corpora.fingerprint(old.data, "train")
+    made_of = json.dumps([corpus, settings, old.train.seed], sort_keys=True)
+    record["tokenizer"] = hashlib.sha256(made_of.encode()).hexdigest()
+    (workdir / "data.json").write_text(json.dumps(record))
+    model = (workdir / "tokenizer.model").read_bytes()
+    path = str(trained.parent / "corpus" / "config.py")
+    for _ in range(2):
+        (said,) = run(path, workdir)
+        assert "train_lines = 5000000" in said and "stays that of the run" in said
+        assert (workdir / "tokenizer.model").read_bytes() == model
+        assert config_file.read_workdir(workdir).tokenizer.train_lines == 5_000_000
+    assert run(path, workdir, "--config.tokenizer.train_lines=5000000") == []
 
 
 def test_before_the_first_checkpoint_all_may_change(tmp_path):

@@ -129,6 +129,13 @@ def test_tfds_bad_text_names_the_example(prepared):
     one_line(error)
 
 
+def test_tfds_bad_text_can_be_replaced(prepared):
+    for rule in ("replace", "skip"):  # nothing is left out of a test set
+        pairs = corpora.read_pairs(tfds_config(prepared, invalid_utf8=rule), "test")
+        ((source, target),) = pairs
+        assert "\ufffd" in source + target and pairs.cleaner.found() == {"not_utf8": 1}
+
+
 def test_tfds_missing_language(prepared):
     for changes in ({"source_lang": "fr"}, {"target_lang": "fr"}):
         config = tfds_config(prepared, **changes)

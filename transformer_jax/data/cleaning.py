@@ -8,7 +8,6 @@ from transformer_jax.config import DataConfig
 from transformer_jax.data import textfiles
 from transformer_jax.errors import DataError
 
-_MEND = "or set config.data.invalid_utf8 to skip or replace"
 # U+0000 to U+001F without the tab, and U+007F to U+009F; those that part words become
 # a blank, such as CR and U+0085.
 _CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f]")
@@ -42,8 +41,7 @@ class Cleaner:
             try:
                 yield self.decode(textfiles.without_end(line), path, number)
             except UnicodeDecodeError as error:
-                wrong = textfiles.not_utf8(path, number, start, error)
-                raise DataError(f"{wrong}, {_MEND}") from error
+                raise DataError(not_utf8(path, number, start, error)) from error
 
     def decode(self, line: bytes, name: str, number: int) -> str | None:
         """Returns the text of line `number` of `name`, None if it is to be skipped.
@@ -102,3 +100,9 @@ class Cleaner:
             "stays as text; config.data.control = 'remove' takes control characters "
             "out of training text"
         )
+
+
+def not_utf8(path: str, number: int, start: int, error: UnicodeDecodeError) -> str:
+    """Returns what is said about line `number` of a corpus, from byte `start` on."""
+    wrong = textfiles.not_utf8(path, number, start, error)
+    return f"{wrong}, or set config.data.invalid_utf8 to skip or replace"

@@ -19,6 +19,7 @@ import numpy as np
 
 from transformer_jax.config import SPLITS, Config
 from transformer_jax.data import corpora, textfiles
+from transformer_jax.data.cleaning import Cleaner, not_utf8
 from transformer_jax.data.findings import FAR, KINDS, SHOWN, Finding, Lengths
 from transformer_jax.data.prepare import Track, unwatched
 from transformer_jax.data.tokenizer import BLANK, Tokenizer
@@ -47,13 +48,15 @@ class Examination:
     def __init__(
         self,
         name: str,
+        cleaner: Cleaner,
         vocabulary: Tokenizer | None,
         longest: int,
         track: Track = unwatched,
     ) -> None:
         """Starts with nothing; `longest` is what training takes, in pieces with EOS."""
         self.name, self.vocabulary, self.longest = name, vocabulary, longest
-        self.track = track
+        self.cleaner, self.track = cleaner, track
+        self._skipped = set[int]()  # numbers of pairs that are not UTF-8
         self.files: list[dict[str, Any]] = []  # names and lines of each pair of files
         self.counts = Counter(pairs=0, usable=0, empty=0, too_long=0)
         self.lengths: dict[str, Lengths] = {}
@@ -120,8 +123,10 @@ class Examination:
             except UnicodeDecodeError as error:
                 self.note("not_utf8", path, number, f"byte {start + error.start}")
                 text = textfiles.without_end(line).decode("utf-8", "replace")
-                if not broken:
-                    self.stops.append(textfiles.not_utf8(path, number, start, error))
+                if self.cleaner.skips:
+                    self._skipped.add(self._starts[-1] + number - 1)
+                if not broken and self.cleaner.invalid_utf8 == "error":
+                    self.stops.append(not_utf8(path, number, start, error))
                 broken = True
             yield self._checked(text, path, number)
 
@@ -132,7 +137,7 @@ class Examination:
                     self.note(kind, path, number)
         if _WHITE.fullmatch(text) and text.strip(_BLANKS):
             self.note("white", path, number)
-        return text
+        return self.cleaner.clean(text)
 
     def _look_at(self, rows: Iterable[tuple[str | None, str | None]]) -> None:
         rows = iter(self.track(rows, f"reading {self.name}"))
@@ -156,17 +161,19 @@ class Examination:
         """Adds a pair; without a vocabulary, its words are the fewest pieces it has."""
         number = len(self._pairs)
         kind = "usable"
-        if not (all(pieces) and source.strip(_BLANKS) and target.strip(_BLANKS)):
+        if number in self._skipped:
+            kind = "not_utf8"
+        elif not (all(pieces) and source.strip(_BLANKS) and target.strip(_BLANKS)):
             kind = "empty"
         elif max(pieces) >= self.longest:
             kind = "too_long"
-        if kind != "usable":
+        if kind in ("empty", "too_long"):
             self.note(kind, *self.place(number))
         elif source.strip() == target.strip():
             self.note("untranslated", *self.place(number))
         self.counts["pairs"] += 1
         self.counts[kind] += 1
-        lone = kind == "empty"
+        lone = kind in ("empty", "not_utf8")
         self._sources.append(0 if lone else _hash(source))
         self._pairs.append(0 if lone else _hash(f"{source}\n{target}"))
         for sizes, text in zip(self._sizes, (source, target), strict=True):
@@ -257,7 +264,8 @@ def check(
     for name in SPLITS:
         if name != "train" and not corpora.has_split(config.data, name):
             continue
-        split = Examination(name, vocabulary, config.model.max_length, track)
+        cleaner, longest = Cleaner(config.data, name), config.model.max_length
+        split = Examination(name, cleaner, vocabulary, longest, track)
         if config.data.corpus == "text":
             for files in corpora.text_files(config.data, name):
                 split.read_files(*files)

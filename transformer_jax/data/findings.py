@@ -75,6 +75,7 @@ def as_text(report: dict[str, Any]) -> str:
         rows.append(
             f"\n{name}  {counts['pairs']:,} pairs, {counts['usable']:,} usable; "
             f"{left}: {counts['empty']:,} empty, {counts['too_long']:,} too long"
+            + (f", {n:,} not UTF-8" if (n := counts.get("not_utf8")) else "")
         )
         for files in split["files"]:
             sides = (
@@ -89,6 +90,10 @@ def as_text(report: dict[str, Any]) -> str:
         rows += _table(split["lengths"])
         rows += _findings(split["findings"])
         rows += [f"  stops a training run: {stop}" for stop in split["stops"]]
+    every = [f for split in report["splits"].values() for f in split["findings"]]
+    kinds = {found["kind"] for found in every}
+    absent = [wording for kind, wording in KINDS.items() if kind not in kinds]
+    rows.append(f"\nlooked for, found nowhere: {'; '.join(absent) or 'nothing'}")
     return "\n".join(rows)
 
 

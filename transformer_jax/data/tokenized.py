@@ -78,7 +78,9 @@ class TokenizedCorpus:
             "nul": "with NUL",
             "removed": "with control characters removed",
         }
-        return ", ".join(f"{n:,} lines {words[kind]}" for kind, n in found.items())
+        return ", ".join(
+            f"{found[kind]:,} lines {words[kind]}" for kind in words if kind in found
+        )
 
     def text(self) -> tuple[list[str], list[str]]:
         """Returns the sentences of both sides as they were read (valid and test)."""
