@@ -130,13 +130,14 @@ def test_unknown_rules_are_errors(field, there):
 
 
 def dirty(folder: pathlib.Path, **fields: object) -> str:
-    """Writes a corpus with NUL in line 3 and 5 of train, and a broken line 7."""
+    """Writes a corpus with NUL, a broken line, and one of nothing but controls."""
     tiny.write_corpus(folder)
     for name, broken in (("train.en", b"a \xe9 b"), ("valid.de", b"\xff")):
         lines = (folder / name).read_bytes().split(b"\n")
         if name == "train.en":
             lines[2] += b"\0\0 c\x01"
             lines[4] += b"\0"
+            lines[8] = b"\x02 \x03"
         lines[6] = broken
         (folder / name).write_bytes(b"\n".join(lines))
     return tiny.write_config(folder, **fields)
@@ -168,19 +169,19 @@ def test_what_is_cleaned_and_left_out_is_counted(tmp_path, capsys):
     assert say(path, tmp_path / "run") == []
     prepared = prepare(config_file.load(path), tmp_path / "run", print)
     train = prepared.splits["train"]
-    counts = {"read": 60, "kept": 59, "empty": 0, "too_long": 0, "not_utf8": 1}
+    counts = {"read": 60, "kept": 58, "empty": 1, "too_long": 0, "not_utf8": 1}
     assert train.manifest["counts"] == counts
-    assert train.manifest["unclean"] == {"not_utf8": 1, "nul": 2, "removed": 2}
+    assert train.manifest["unclean"] == {"not_utf8": 1, "nul": 2, "removed": 3}
     clean = tiny.sentences(60, 0)
     clean[2] = f"{clean[2][0]} c", clean[2][1]
-    del clean[6]
-    texts = [prepared.tokenizer.decode(train.source[i].tolist()) for i in range(59)]
+    del clean[8], clean[6]
+    texts = [prepared.tokenizer.decode(train.source[i].tolist()) for i in range(58)]
     assert texts == [source for source, _ in clean]
     assert len(prepared.splits["valid"]) == 7
     assert tiny.run("prepare", f"--config={path}", f"--workdir={tmp_path / 'run'}") == 0
     shown = capsys.readouterr().err
-    assert "60 read, 59 kept, 0 empty, 0 too_long, 1 not_utf8" in shown
-    assert "2 lines with control characters removed" in shown
+    assert "60 read, 58 kept, 1 empty, 0 too_long, 1 not_utf8" in shown
+    assert "3 lines with control characters removed" in shown
 
 
 @pytest.mark.parametrize("rule", ["skip", "replace"])
@@ -191,11 +192,16 @@ def test_the_doctor_knows_the_rules(tmp_path, rule):
     assert findings.stops(report) == ""
     examined = report["splits"]["train"]
     made = open_split(tmp_path / "run", "train").manifest["counts"]
-    assert examined["counts"]["usable"] == made["kept"] == 60 - (rule == "skip")
+    assert examined["counts"]["usable"] == made["kept"] == 59 - (rule == "skip")
     assert examined["counts"].get("not_utf8", 0) == (rule == "skip")
     found = {f["kind"]: (f["count"], f["lines"]) for f in examined["findings"]}
     del found["copy"]  # of such short sentences
-    assert found == {"not_utf8": (1, [7]), "nul": (2, [3, 5]), "control": (1, [3])}
+    assert found == {
+        "not_utf8": (1, [7]),
+        "nul": (2, [3, 5]),
+        "control": (2, [3, 9]),
+        "empty": (1, [9]),
+    }
     assert report["splits"]["valid"]["counts"]["pairs"] == 7
     shown = findings.as_text(report)
     assert ("0 too long, 1 not UTF-8" in shown) == (rule == "skip")
