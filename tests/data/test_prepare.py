@@ -13,6 +13,7 @@ import tiny
 from transformer_jax import config as configs
 from transformer_jax import config_file
 from transformer_jax.data import corpora, workers
+from transformer_jax.data import prepare as preparing
 from transformer_jax.data.prepare import open_split, prepare
 from transformer_jax.data.tokenized import TokenizedCorpus
 from transformer_jax.data.tokenizer import Tokenizer
@@ -96,6 +97,43 @@ def test_half_written_work_is_not_taken_for_whole(tmp_path):
     (train.with_name(train.name + ".partial") / "manifest.json").unlink()
     assert run(path, tmp_path / "run") == ["tokenising train"]
     assert len(TokenizedCorpus(train)) == 60
+
+
+@pytest.mark.parametrize("writes", range(4))
+def test_a_vocabulary_never_stands_for_another_recipe(tmp_path, monkeypatch, writes):
+    """Ends a preparation after so many writes; then the first config comes back."""
+    path, workdir = tiny.write_config(tmp_path), tmp_path / "run"
+    run(path, workdir)
+    first = (workdir / "tokenizer.model").read_bytes()
+    left, write = writes, preparing._write_atomically
+
+    def stop_or_write(file: pathlib.Path, content: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        write(file, content)
+
+    other = "--config.tokenizer.vocab_size=280"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(preparing, "_write_atomically", stop_or_write)
+        run(path, workdir, other)
+    made = run(path, workdir)
+    assert made == (ALL[:1] if writes else [])
+    assert (workdir / "tokenizer.model").read_bytes() == first
+    assert Tokenizer.load(workdir / "tokenizer.model").vocab_size == 290
+
+
+def test_a_vocabulary_is_not_made_twice(tmp_path, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tiny.write_config(tmp_path)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(preparing, "write_split", stop)
+        run(path, tmp_path / "run")
+    assert run(path, tmp_path / "run") == ALL[1:]
+    assert run(path, tmp_path / "run") == []
 
 
 def test_left_out_pairs_are_counted(tmp_path):

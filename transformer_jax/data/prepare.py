@@ -95,8 +95,7 @@ def prepare(
             ):
                 raise _changed(split)
     folders = {split: str(corpus.folder) for split, corpus in splits.items()}
-    record = json.dumps({"tokenizer": recipe, "splits": folders}, indent=2) + "\n"
-    _write_atomically(workdir / "data.json", record.encode())
+    _write_record(workdir, recipe, folders)
     _write_atomically(workdir / "config.json", config.to_json().encode())
     return Prepared(vocabulary, splits)
 
@@ -153,6 +152,11 @@ def _read_record(workdir: pathlib.Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def _write_record(workdir: pathlib.Path, recipe: str | None, splits: Any) -> None:
+    record = json.dumps({"tokenizer": recipe, "splits": splits}, indent=2) + "\n"
+    _write_atomically(workdir / "data.json", record.encode())
+
+
 def _changed(what: str) -> DataError:
     return DataError(
         f"the {what} data are not those this run began with; restore the files, or "
@@ -194,7 +198,10 @@ def _make_tokenizer(
             pairs = track(pairs, "reading train")
             lines = itertools.chain.from_iterable(pairs)
             made = tokenizer.train(lines, config.tokenizer, config.train.seed)
+        # Whenever this ends, no recipe stands beside the model of another one.
+        _write_record(workdir, None, recorded["splits"])
         _write_atomically(path, made.model)
+        _write_record(workdir, recipe, recorded["splits"])
     return Tokenizer.load(path), recipe
 
 
