@@ -14,7 +14,7 @@ import pytest
 import tiny
 from variants import ALL_AWAY, BIG, TINY, VARIANTS, make_config, param_shapes
 
-from transformer_jax.config import Config
+from transformer_jax.config import Config, TokenizerConfig
 from transformer_jax.config_file import load
 from transformer_jax.describe import as_dict, as_text, describe
 from transformer_jax.errors import ConfigError
@@ -195,6 +195,32 @@ def test_counts_are_those_of_the_model(variant):
     description = describe(config)
     assert {row.component: row.count for row in description.components} == counts
     assert description.parameters == counts.total()
+
+
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if not v.get("share_embeddings", True)], ids=str
+)
+def test_counts_of_two_vocabularies_are_those_of_the_model(variant):
+    tokenizer = TokenizerConfig(vocab_size=29, joint=False, source_vocab_size=17)
+    config = make_config(29, **TINY | variant)
+    config = dataclasses.replace(config, tokenizer=tokenizer)
+    counts = counts_of_the_model(config)
+    assert {row.component: row.count for row in describe(config).components} == counts
+    assert counts["Source embedding"] == 17 * config.model.d_model
+
+
+def test_rows_and_flops_of_two_vocabularies():
+    joint = make_config(36_000, share_embeddings=False)
+    tokenizer = TokenizerConfig(vocab_size=36_000, joint=False)
+    assert describe(dataclasses.replace(joint, tokenizer=tokenizer)) == describe(joint)
+    tokenizer = dataclasses.replace(tokenizer, source_vocab_size=32_000)
+    separate = describe(dataclasses.replace(joint, tokenizer=tokenizer))
+    rows = [dataclasses.astuple(row) for row in separate.components[:2]]
+    assert rows == [
+        ("Source embedding", "32000 x 512", 16_384_000),
+        ("Target embedding = output", "36000 x 512", 18_432_000),
+    ]
+    assert separate.flops == describe(joint).flops
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -28,7 +28,7 @@ ALLOWED = {
     },
     "decode.translator": {
         "config", "config_file", "model", "parallel", "checkpoint", "decode", BATCH,
-        "data.tokenizer",
+        "data.tokenizer", "data.vocabularies",
     },
     "evaluate": {"config", "decode.translator"},
     "paper_bleu": {"evaluate"},

@@ -74,7 +74,10 @@ def make_config(
 
 def param_shapes(config: Config) -> Any:
     """Returns the real model's parameters, of which only the shapes are made."""
-    model = Transformer(config.model, config.tokenizer.vocab_size)
+    sizes = config.tokenizer
+    model = Transformer(
+        config.model, sizes.vocab_size, source_vocab_size=sizes.source_size
+    )
     tokens, lengths = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
     variables = jax.eval_shape(model.init, jax.random.key(0), tokens, lengths, tokens)
     return nn.unbox(variables["params"])

@@ -160,10 +160,11 @@ def _prepare(args: argparse.Namespace) -> None:
         if args.check:
             return _check(config, args, progress.track)
         prepared = prepare(config, args.workdir, progress.say, progress.track)
-    limit = f", {config.tokenizer.vocab_size:,} asked for"
-    soft = not (config.tokenizer.hard_vocab_limit or config.tokenizer.model_path)
-    size = prepared.tokenizer.vocab_size
-    _report(f"vocabulary  {size:,} pieces{limit if soft else ''}")
+    asked = config.tokenizer
+    sizes = [asked.vocab_size] if asked.joint else [asked.source_size, asked.vocab_size]
+    limit = f", {' + '.join(f'{size:,}' for size in sizes)} asked for"
+    soft = not (asked.hard_vocab_limit or asked.model_path)
+    _report(f"vocabulary  {prepared.vocabularies.sizes} pieces{limit if soft else ''}")
     for split, corpus in prepared.splits.items():
         counts = [f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()]
         _report(f"{split:11} {', '.join(counts)}: {corpus.folder}")

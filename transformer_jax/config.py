@@ -26,7 +26,10 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "gelu_sigmoid", "swish", "tanh", "si
 HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "nll": False, "loss": False}
 
 # Whole numbers that may be 0.
-ZERO_ALLOWED = ("seed", "decoder_layers", "position_offset", "data")
+ZERO_ALLOWED = (
+    *("seed", "decoder_layers", "position_offset"),
+    *("source_vocab_size", "data"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,15 +55,32 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerConfig:
-    """The joint SentencePiece vocabulary of source and target."""
+    """The SentencePiece vocabulary of source and target, or one of each.
+
+    Separate ones (`joint` false) need `model.share_embeddings` false, since one table
+    cannot be of two vocabularies. The output may still take the target's table
+    (`model.tie_output`): both are of the target's.
+    """
 
     vocab_size: int = 37_000  # pieces, special ids and byte pieces included
+    joint: bool = True  # one vocabulary, learned from both sides; False: one a side
+    source_vocab_size: int = 0  # of the source's own; 0: as many as vocab_size
     model_type: str = "bpe"  # bpe or unigram
-    model_path: str = ""  # an existing SentencePiece model, used as it is
+    model_path: str = ""  # an existing model, used as it is; SOURCE,TARGET if separate
     character_coverage: float = 1.0  # share of characters that get a piece
     byte_fallback: bool = True  # spell what has no piece in UTF-8 bytes
     train_lines: int = 500_000  # lines sampled, by train.seed, to train it on
     hard_vocab_limit: bool = True  # False: fewer pieces where the text gives no more
+
+    @property
+    def source_size(self) -> int:
+        """Pieces of the source's vocabulary."""
+        return self.source_vocab_size or self.vocab_size
+
+    @property
+    def model_paths(self) -> list[str]:
+        """The existing models: none, that of both sides, or those of each."""
+        return self.model_path.split(",") if self.model_path else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -358,6 +378,25 @@ def check(config: Config) -> list[str]:
         config.parallel.strategy == "mesh" or mesh == ParallelConfig(),
         "config.parallel.data, fsdp and tensor are of a mesh; set "
         "config.parallel.strategy to mesh, or leave them out",
+    )
+    need(
+        config.tokenizer.joint or not model.share_embeddings,
+        "config.tokenizer.joint is false and config.model.share_embeddings true, but "
+        "two vocabularies cannot have one table; set share_embeddings to false "
+        "(config.model.tie_output may stay true), or joint to true",
+    )
+    need(
+        not (config.tokenizer.joint and config.tokenizer.source_vocab_size),
+        f"config.tokenizer.source_vocab_size is {config.tokenizer.source_vocab_size}, "
+        "but the vocabulary is joint; set config.tokenizer.joint to false, or leave "
+        "it out",
+    )
+    named, wanted = len(config.tokenizer.model_paths), 2 - config.tokenizer.joint
+    need(
+        named in (0, wanted),
+        f"config.tokenizer.model_path is {config.tokenizer.model_path!r}; "
+        + ("one file" if config.tokenizer.joint else "the source's and the target's")
+        + f" must be named where config.tokenizer.joint is {config.tokenizer.joint}",
     )
     need(
         decode.beam_size <= config.tokenizer.vocab_size,

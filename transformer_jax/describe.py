@@ -89,8 +89,8 @@ class Description:
 def describe(config: Config, devices: int = 1, length: int = 32) -> Description:
     """Counts parameters, FLOPs and bytes in closed form.
 
-    The vocabulary has `config.tokenizer.vocab_size` entries; an existing tokenizer
-    (`config.tokenizer.model_path`) is not opened, and may have another number.
+    The vocabularies have the sizes of `config.tokenizer`; an existing tokenizer
+    (`config.tokenizer.model_path`) is not opened, and may have another.
 
     Args:
         config: of the run.
@@ -157,7 +157,7 @@ def _components(config: Config) -> tuple[Component, ...]:
         rows = [_component(f"Embedding{tied}", table)]
     else:
         rows = [
-            _component("Source embedding", table),
+            _component("Source embedding", (config.tokenizer.source_size, d)),
             _component(f"Target embedding{tied}", table),
         ]
     rows += [

@@ -10,7 +10,7 @@ the number of devices changes what is computed.
 
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -230,7 +230,7 @@ def decoding_layout(config: ParallelConfig) -> Layout:
 
 
 def require_divisible(
-    config: ParallelConfig, model: ModelConfig, vocab_sizes: Sequence[int]
+    config: ParallelConfig, model: ModelConfig, vocab_sizes: Iterable[int]
 ) -> None:
     """Checks that what the mesh splits divides.
 

@@ -38,8 +38,8 @@ def test_ids_are_the_text(tmp_path):
     train = prepared.splits["train"]
     assert len(train) == 60
     for i, (source, target) in enumerate(pairs):
-        assert prepared.tokenizer.decode(train.source[i].tolist()) == source
-        assert prepared.tokenizer.decode(train.target[i].tolist()) == target
+        assert prepared.vocabularies.source.decode(train.source[i].tolist()) == source
+        assert prepared.vocabularies.target.decode(train.target[i].tolist()) == target
     lengths = [[len(train.source[i]) + 1, len(train.target[i]) + 1] for i in range(60)]
     np.testing.assert_array_equal(train.lengths(), lengths)
     assert isinstance(train.source.ids, np.memmap)
@@ -149,17 +149,20 @@ def test_left_out_pairs_are_counted(tmp_path):
     assert corpus.lengths().max() <= 32
 
 
+EXTRA = {"train": [("a ж b", "B A")], "test": [("a 😀", "Я жж A")], "valid": []}
+ALL_PAIRS = {
+    split: tiny.sentences(count, seed) + EXTRA[split]
+    for seed, (split, count) in enumerate({"train": 60, "valid": 7, "test": 9}.items())
+}
+
+
 def with_rare_letters(folder: pathlib.Path) -> None:
     """Writes the corpus with one rare letter in train and three in test."""
     tiny.write_corpus(folder)
-    for name, extra in (
-        ("train.en", "a ж b"),
-        ("train.de", "B A"),
-        ("test.en", "a 😀"),
-        ("test.de", "Я жж A"),
-    ):
-        with (folder / name).open("a", encoding="utf-8") as file:
-            file.write(extra + "\n")
+    for split, pairs in EXTRA.items():
+        for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=False):
+            with (folder / f"{split}.{side}").open("a", encoding="utf-8") as file:
+                file.write("".join(line + "\n" for line in lines))
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])
@@ -189,6 +192,7 @@ def test_unknown_pieces_and_bytes_are_counted(
             "target": 6 if byte_fallback else 2,
         },
     }
+    spelled_out = {"train": (1, 0), "valid": (0, 0), "test": (1, 3)}  # ж, 😀, Я, ...
     vocabulary = Tokenizer.load(workdir / "tokenizer.model")
     for split, sides in expected.items():
         corpus = open_split(workdir, split)
@@ -203,6 +207,12 @@ def test_unknown_pieces_and_bytes_are_counted(
             assert ids.max() < vocabulary.vocab_size
             assert len(vocabulary.pieces(ids.tolist())) == len(ids)
         assert corpus.spelling() in err
+        texts = list(zip(*ALL_PAIRS[split], strict=True))
+        for side, lines, count in zip(sides, texts, spelled_out[split], strict=True):
+            total = len("".join(lines).replace(" ", ""))
+            characters = {"all": total, "covered": total - count}
+            assert corpus.manifest["characters"][side] == characters
+        assert ("coverage 100%" in corpus.spelling()) == (split != "test")
     assert f"vocabulary  {vocabulary.vocab_size} pieces, 2,000 asked for" in err
 
 
@@ -220,16 +230,18 @@ def test_a_corpus_whose_pieces_were_not_counted_is_used_as_it_is(tmp_path, capsy
     assert "unknown" not in err and "tokenising" not in err
 
 
-def test_a_run_from_before_the_soft_limit_goes_on(trained, tmp_path):
+def test_a_run_from_before_a_field_was_added_goes_on(trained, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     values = json.loads((workdir / "config.json").read_text())
-    assert values["tokenizer"].pop("hard_vocab_limit") is True
+    for name, value in preparing.ADDED.items():
+        assert values["tokenizer"].pop(name) == value
     (workdir / "config.json").write_text(json.dumps(values))
     path = str(trained.parent / "corpus" / "config.py")
     config = config_file.load(path)
     settings = dataclasses.asdict(config.tokenizer)
-    del settings["hard_vocab_limit"]
+    for name in ("hard_vocab_limit", "joint", "source_vocab_size"):
+        del settings[name]
     corpus = corpora.fingerprint(config.data, "train")
     made_of = json.dumps([corpus, settings, config.train.seed], sort_keys=True)
     recorded = json.loads((workdir / "data.json").read_text())["tokenizer"]

@@ -1,5 +1,6 @@
 """Tokenising by several processes: the same bytes, no JAX, and an end for every one."""
 
+import dataclasses
 import multiprocessing
 import os
 import pathlib
@@ -20,6 +21,7 @@ from transformer_jax.data import workers
 from transformer_jax.data.prepare import prepare
 from transformer_jax.data.tokenized import TokenizedCorpus, write_split
 from transformer_jax.data.tokenizer import Tokenizer, train
+from transformer_jax.data.vocabularies import Vocabularies
 from transformer_jax.errors import DataError
 
 PAIRS = [*tiny.sentences(90, 5), ("", "A"), ("a", ""), ("b " * 40, "C"), ("ж", "😀")]
@@ -27,9 +29,12 @@ PAIRS += tiny.sentences(7, 6)
 
 
 @pytest.fixture(scope="module")
-def vocabulary() -> Tokenizer:
-    config = TokenizerConfig(vocab_size=290, character_coverage=0.99)
-    return train([line for pair in PAIRS[:90] for line in pair], config, 0)
+def vocabularies() -> Vocabularies:
+    """Of other sizes, so that their ids are of other types."""
+    config = TokenizerConfig(vocab_size=270, character_coverage=0.99)
+    small = dataclasses.replace(config, vocab_size=30, byte_fallback=False)
+    columns = zip(*PAIRS[:90], strict=True)
+    return Vocabularies(*map(train, columns, (config, small), (0, 0)))
 
 
 @pytest.fixture
@@ -38,34 +43,35 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(workers, "ALONE", 1)
 
 
-def written(vocabulary, training: bool, folder: pathlib.Path, count: int):
+def written(vocabularies, training: bool, folder: pathlib.Path, count: int):
     """Writes PAIRS; returns all files and what was counted."""
     folder.mkdir()
-    found = write_split(PAIRS, training, vocabulary, 32, folder, count)
+    found = write_split(PAIRS, training, vocabularies, 32, folder, count)
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}, found
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_same_bytes_by_any_number_of_workers(
-    vocabulary, tmp_path, small_chunks, training
+    vocabularies, tmp_path, small_chunks, training
 ):
-    expected = written(vocabulary, training, tmp_path / "1", 1)
+    expected = written(vocabularies, training, tmp_path / "1", 1)
     for count in (2, 3) if training else (2,):
-        assert written(vocabulary, training, tmp_path / f"{count}", count) == expected
+        assert written(vocabularies, training, tmp_path / f"{count}", count) == expected
     workers.CHUNK = 1000  # the fixture sets it back
-    assert written(vocabulary, training, tmp_path / "whole", 2) == expected
+    assert written(vocabularies, training, tmp_path / "whole", 2) == expected
     counts = expected[1]["counts"]
     assert counts["read"] == len(PAIRS)
     assert counts["empty"] == (2 if training else 0)
     assert counts["too_long"] == (1 if training else 0)
 
 
-def test_the_files_are_those_of_numpy(vocabulary, tmp_path, small_chunks):
-    files, found = written(vocabulary, True, tmp_path / "made", 1)
+def test_the_files_are_those_of_numpy(vocabularies, tmp_path, small_chunks):
+    files, found = written(vocabularies, True, tmp_path / "made", 1)
     kept = [p for p in PAIRS if p[0] and p[1] and len(p[0]) < 60]
     for side, texts in zip(("source", "target"), zip(*kept, strict=True), strict=True):
-        ids = vocabulary.encode(texts)
-        flat = np.asarray([i for sentence in ids for i in sentence], np.uint16)
+        ids = getattr(vocabularies, side).encode(texts)
+        dtype = np.uint16 if side == "source" else np.uint8
+        flat = np.asarray([i for sentence in ids for i in sentence], dtype)
         offsets = np.cumsum([0, *map(len, ids)])
         for name, array in ((f"{side}.ids", flat), (f"{side}.offsets", offsets)):
             np.save(tmp_path / name, array)
@@ -73,7 +79,7 @@ def test_the_files_are_those_of_numpy(vocabulary, tmp_path, small_chunks):
         assert found["pieces"][side]["all"] == len(flat)
 
 
-def test_pairs_are_read_as_they_are_needed(vocabulary, small_chunks):
+def test_pairs_are_read_as_they_are_needed(vocabularies, small_chunks):
     read = 0
 
     def pairs() -> Iterator[tuple[str, str]]:
@@ -83,17 +89,17 @@ def test_pairs_are_read_as_they_are_needed(vocabulary, small_chunks):
             yield pair
 
     texts, most = [], 0
-    for chunk, _ in workers.encode_pairs(pairs(), vocabulary, 2):
+    for chunk, _ in workers.encode_pairs(pairs(), vocabularies, 2):
         texts += chunk
         most = max(most, read - len(texts))
     assert texts == PAIRS * 4
     assert most <= 5 * workers.CHUNK
 
 
-def test_a_short_corpus_starts_no_process(vocabulary, monkeypatch):
+def test_a_short_corpus_starts_no_process(vocabularies, monkeypatch):
     monkeypatch.setattr(workers, "_in_processes", None)
     for count in (0, 1, 8):
-        ((chunk, _),) = workers.encode_pairs(PAIRS, vocabulary, count)
+        ((chunk, _),) = workers.encode_pairs(PAIRS, vocabularies, count)
         assert chunk == PAIRS
 
 
@@ -118,17 +124,17 @@ def test_a_killed_worker_ends_the_command(tmp_path, small_chunks, monkeypatch, c
     assert all(not p.suffix for p in (workdir / "data").iterdir())
 
 
-def test_a_worker_that_cannot_start_is_one_line(vocabulary, small_chunks):
-    broken = Tokenizer(vocabulary.model, "x")
+def test_a_worker_that_cannot_start_is_one_line(vocabularies, small_chunks):
+    broken = Tokenizer(vocabularies.source.model, "x")
     broken.model = b"broken"
     with pytest.raises(DataError, match="could not start"):
-        list(workers.encode_pairs(PAIRS, broken, 2))
+        list(workers.encode_pairs(PAIRS, Vocabularies(broken, broken), 2))
 
 
 LOOK = """
     import sys
     from transformer_jax.data import workers
-    from transformer_jax.data.tokenizer import Tokenizer
+    from transformer_jax.data.vocabularies import Vocabularies
 
     def look(chunk):
         print(*sorted(sys.modules), file=sys.stderr, flush=True)
@@ -139,15 +145,16 @@ LOOK = """
 
     if __name__ == "__main__":
         import jax
-        for _ in workers.encode_pairs([("a", "b")], Tokenizer.load(sys.argv[1]), 2):
+        both = Vocabularies.load(sys.argv[1:])
+        for _ in workers.encode_pairs([("a", "b")], both, 2):
             pass
 """
 
 
-def test_no_jax_in_workers(vocabulary, tmp_path):
+def test_no_jax_in_workers(vocabularies, tmp_path):
     script = tmp_path / "look.py"
     script.write_text(textwrap.dedent(LOOK))
-    (tmp_path / "model").write_bytes(vocabulary.model)
+    (tmp_path / "model").write_bytes(vocabularies.source.model)
     command = [sys.executable, str(script), str(tmp_path / "model")]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     modules = {name.split(".")[0] for name in run.stderr.split()}
@@ -158,13 +165,13 @@ def test_no_jax_in_workers(vocabulary, tmp_path):
 ENDLESS = """
     import itertools, os, sys
     from transformer_jax.data import workers
-    from transformer_jax.data.tokenizer import Tokenizer
+    from transformer_jax.data.vocabularies import Vocabularies
 
     if __name__ == "__main__":
         workers.CHUNK, workers.ALONE = 1, 0
         pairs = itertools.repeat(("a", "b"))
-        model = Tokenizer.load(sys.argv[1])
-        for i, _ in enumerate(workers.encode_pairs(pairs, model, 2)):
+        both = Vocabularies.load(sys.argv[1:])
+        for i, _ in enumerate(workers.encode_pairs(pairs, both, 2)):
             if i == 9:
                 children = workers.multiprocessing.active_children()
                 print(*[child.pid for child in children], flush=True)
@@ -172,10 +179,10 @@ ENDLESS = """
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="needs /proc")
-def test_workers_end_with_a_killed_parent(vocabulary, tmp_path):
+def test_workers_end_with_a_killed_parent(vocabularies, tmp_path):
     script = tmp_path / "endless.py"
     script.write_text(textwrap.dedent(ENDLESS))
-    (tmp_path / "model").write_bytes(vocabulary.model)
+    (tmp_path / "model").write_bytes(vocabularies.source.model)
     command = [sys.executable, str(script), str(tmp_path / "model")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout
@@ -203,8 +210,9 @@ def test_a_corpus_prepared_by_workers_is_the_text(tmp_path, small_chunks, monkey
     for split, count, seed in (("train", 60, 0), ("valid", 7, 1), ("test", 9, 2)):
         corpus: TokenizedCorpus = made.splits[split]
         sides = corpus.source, corpus.target
+        both = list(zip(made.vocabularies, sides, strict=True))
         texts = [
-            tuple(made.tokenizer.decode(side[i].tolist()) for side in sides)
+            tuple(tokenizer.decode(side[i].tolist()) for tokenizer, side in both)
             for i in range(count)
         ]
         assert texts == tiny.sentences(count, seed)

@@ -29,6 +29,7 @@ from transformer_jax import parallel
 from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batching import Batch
 from transformer_jax.data.tokenizer import EOS_ID, Tokenizer
+from transformer_jax.data.vocabularies import Vocabularies
 from transformer_jax.decode import search as search_module
 from transformer_jax.decode.choice import IMPOSSIBLE, Prefix, draw
 from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
@@ -203,8 +204,8 @@ def weights(config: ModelConfig, vocab_size: int, seed: int) -> Any:
 
 def make_translator(tokenizer: Tokenizer, *models: tuple[ModelConfig, Any]):
     configs, params = zip(*models, strict=True)
-    layout = parallel.Replicated()
-    return Translator(configs, tokenizer, [layout.place(p) for p in params], layout)
+    both, layout = Vocabularies(tokenizer, tokenizer), parallel.Replicated()
+    return Translator(configs, both, [layout.place(p) for p in params], layout)
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_a_second_file_compiles_nothing(translator, lines):
 def test_limits_are_those_of_the_source(translator):
     decode = dataclasses.replace(DECODE, max_extra_length=2, beam_size=1)
     for line in ("a", "a b c d e"):
-        pieces = len(translator.tokenizer.encode([line])[0])
+        pieces = len(translator.vocabularies.source.encode([line])[0])
         found = translator.translate([line], decode)[0][0]
         assert len(found.tokens) <= pieces + 2
 

@@ -38,7 +38,7 @@ def ensemble(trained) -> Translator:
     first = load_translator([trained], "4", print)[0]
     configs = [model.config for model in (*last.models, *first.models)]
     params = last.params + first.params
-    return Translator(configs, last.tokenizer, params, parallel.Replicated())
+    return Translator(configs, last.vocabularies, params, parallel.Replicated())
 
 
 def texts(found) -> list[list[str]]:
@@ -102,9 +102,9 @@ def test_translations_begin_with_their_prefix(translator, lines):
     prefixes = [" ".join(rng.choices("ABCDEFGHXY", k=rng.randint(0, 5))) for _ in lines]
     prefixes[2] = ""
     found = translator.translate(lines, DECODE, 3, prefixes=prefixes)
-    forced = translator.tokenizer.encode(prefixes)
+    forced = translator.vocabularies.target.encode(prefixes)
     for prefix, ids, hypotheses in zip(prefixes, forced, found, strict=True):
-        pieces = translator.tokenizer.pieces(ids)
+        pieces = translator.vocabularies.target.pieces(ids)
         assert len({tuple(h.tokens) for h in hypotheses}) == len(hypotheses)
         for h in hypotheses:
             assert h.tokens[: len(pieces)] == pieces
@@ -136,7 +136,7 @@ def test_a_prefix_longer_than_its_source_leaves_room(translator):
     prefix = "A B C D E F G H A B"
     decode = dataclasses.replace(DECODE, max_extra_length=4)
     (found,) = translator.translate(["a"], decode, prefixes=[prefix])
-    pieces = translator.tokenizer.encode([prefix])[0]
+    pieces = translator.vocabularies.target.encode([prefix])[0]
     assert len(pieces) < len(found[0].token_log_probs) <= len(pieces) + 4
 
 
@@ -199,16 +199,20 @@ def test_two_copies_are_the_model(trained, translator, lines):
 
 def test_an_ensemble_is_the_mean_of_the_probabilities(ensemble, lines):
     found = [f[0] for f in ensemble.translate(lines, DECODE)]
-    tokenizer, model = ensemble.tokenizer, ensemble.models[0]
+    vocabularies, model = ensemble.vocabularies, ensemble.models[0]
     targets = [" ".join(h.tokens) for h in found]
     sides: list[Any] = [
         [np.asarray(ids, np.int32) for ids in side]
-        for side in (tokenizer.encode(lines), tokenizer.ids(targets))
+        for side in (
+            vocabularies.source.encode(lines),
+            vocabularies.target.ids(targets),
+        )
     ]
     shape = batching.Shape(len(lines), 32, 32)
     batch = batching.make_batch(sides[0], sides[1], shape)
     apply: Any = jax.jit(model.apply)
-    total = np.zeros((*batch.target_out.shape, tokenizer.vocab_size), np.float32)
+    size = vocabularies.target.vocab_size
+    total = np.zeros((*batch.target_out.shape, size), np.float32)
     for params in ensemble.params:
         variables = {"params": parallel.Replicated().fetch(params)}
         logits = apply(variables, batch.source, batch.source_length, batch.target_in)
@@ -243,8 +247,8 @@ def test_attention_has_a_row_a_token_and_sums_to_one(translator, ensemble, lines
 
 def test_attention_is_the_mean_over_heads_of_the_last_layer(translator, lines):
     (found,) = translator.translate(lines[:1], DECODE, attention=True)
-    ids = translator.tokenizer.ids([" ".join(found[0].tokens)])[0]
-    source = np.asarray([[*translator.tokenizer.encode(lines[:1])[0], 1]])
+    ids = translator.vocabularies.target.ids([" ".join(found[0].tokens)])[0]
+    source = np.asarray([[*translator.vocabularies.source.encode(lines[:1])[0], 1]])
     forced = np.asarray([[3, *ids]])[:, : len(found[0].token_log_probs)]
     variables = {"params": parallel.Replicated().fetch(translator.params[0])}
     apply = functools.partial(translator.models[0].apply, mutable=["intermediates"])

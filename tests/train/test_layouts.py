@@ -104,9 +104,10 @@ def programs(monkeypatch):
         monkeypatch.setattr(parallel, "devices", lambda: chosen)
         train = dataclasses.replace(TRAIN, accumulate=accumulate)
         layout = parallel.make_layout(config)
-        axes = state_axes(Transformer(MODEL, VOCAB_SIZE), OPTIMIZER)
+        model = Transformer(MODEL, VOCAB_SIZE)
+        axes = state_axes(model, OPTIMIZER)
         whole = Config(model=MODEL, parallel=config, train=train)
-        return layout, axes, Programs(whole, layout, VOCAB_SIZE, OPTIMIZER, axes)
+        return layout, axes, Programs(whole, layout, model, OPTIMIZER, axes)
 
     return make
 

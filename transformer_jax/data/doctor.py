@@ -22,7 +22,8 @@ from transformer_jax.data import corpora, textfiles
 from transformer_jax.data.cleaning import Cleaner, not_utf8
 from transformer_jax.data.findings import FAR, KINDS, SHOWN, Finding, Lengths
 from transformer_jax.data.prepare import Track, unwatched
-from transformer_jax.data.tokenizer import BLANK, Tokenizer
+from transformer_jax.data.tokenizer import BLANK
+from transformer_jax.data.vocabularies import SIDES, Vocabularies, model_files
 from transformer_jax.errors import DataError
 
 _BLANKS = f" {BLANK}"  # all that SentencePiece makes no piece of
@@ -49,12 +50,12 @@ class Examination:
         self,
         name: str,
         cleaner: Cleaner,
-        vocabulary: Tokenizer | None,
+        vocabularies: Vocabularies | None,
         longest: int,
         track: Track = unwatched,
     ) -> None:
         """Starts with nothing; `longest` is what training takes, in pieces with EOS."""
-        self.name, self.vocabulary, self.longest = name, vocabulary, longest
+        self.name, self.vocabularies, self.longest = name, vocabularies, longest
         self.cleaner, self.track = cleaner, track
         self._skipped = set[int]()  # numbers of pairs that are not UTF-8
         self.files: list[dict[str, Any]] = []  # names and lines of each pair of files
@@ -145,11 +146,12 @@ class Examination:
             both = [row for row in chunk if row[0] is not None and row[1] is not None]
             sides = [[row[side] or "" for row in both] for side in (0, 1)]
             pieces = []
-            for side, texts in zip(("source", "target"), sides, strict=True):
+            for side, texts in zip(SIDES, sides, strict=True):
                 units = {"characters": [len(text) for text in texts]}
                 units["words"] = [sum(map(bool, text.split(" "))) for text in texts]
-                if self.vocabulary:
-                    units["pieces"] = [len(x) for x in self.vocabulary.encode(texts)]
+                if self.vocabularies:
+                    ids = getattr(self.vocabularies, side).encode(texts)
+                    units["pieces"] = list(map(len, ids))
                 for unit, lengths in units.items():
                     every = self.lengths.setdefault(f"{side} {unit}", Lengths())
                     every.add(lengths)
@@ -250,22 +252,24 @@ def check(
         track: watches pairs as they are read.
 
     Returns:
-        `vocabulary`, its file or None, and `splits`: for each its files, counts,
-        lengths, findings, and `stops`, the reasons that would stop a training run.
+        `vocabulary`, its file, both files with a comma between, or None, and `splits`:
+        for each its files, counts, lengths, findings, and `stops`, the reasons that
+        would stop a training run.
 
     Raises:
         ConfigError: the config names no corpus.
         DataError: vocabulary or TFDS data cannot be read.
     """
-    path = pathlib.Path(config.tokenizer.model_path or workdir / "tokenizer.model")
-    known = bool(config.tokenizer.model_path) or path.exists()
-    vocabulary = Tokenizer.load(path) if known else None
+    kept = model_files(workdir, config.tokenizer.joint)
+    paths = config.tokenizer.model_paths or list(map(str, kept))
+    known = bool(config.tokenizer.model_path) or all(path.exists() for path in kept)
+    vocabularies = Vocabularies.load(paths) if known else None
     train, splits = None, {}
     for name in SPLITS:
         if name != "train" and not corpora.has_split(config.data, name):
             continue
         cleaner, longest = Cleaner(config.data, name), config.model.max_length
-        split = Examination(name, cleaner, vocabulary, longest, track)
+        split = Examination(name, cleaner, vocabularies, longest, track)
         if config.data.corpus == "text":
             for files in corpora.text_files(config.data, name):
                 split.read_files(*files)
@@ -277,7 +281,7 @@ def check(
             split.stops.append(f"no usable pairs in {name}")
         train = train or split
         splits[name] = split.as_dict()
-    return {"vocabulary": str(path) if vocabulary else None, "splits": splits}
+    return {"vocabulary": ",".join(paths) if vocabularies else None, "splits": splits}
 
 
 def _hash(text: str) -> int:

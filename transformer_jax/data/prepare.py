@@ -1,7 +1,7 @@
 """A run's data: the vocabulary and every split as token ids, made once.
 
     WORKDIR/config.json       the config; binding from the first checkpoint on
-            tokenizer.model   the vocabulary
+            tokenizer.model   the vocabulary; of separate ones see `vocabularies`
             data.json         what made it, and the folder of each split
             data/SPLIT-HASH/  the tokenised splits, or `data.cache_dir/SPLIT-HASH/`
 
@@ -24,10 +24,14 @@ from transformer_jax.config_file import changes_the_run, read_workdir
 from transformer_jax.data import corpora, tokenizer
 from transformer_jax.data.tokenized import TokenizedCorpus, write_split
 from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.vocabularies import SIDES, Vocabularies, model_files
 from transformer_jax.errors import ConfigError, DataError
 
 Report = Callable[[str], None]
 Track = Callable[[Iterable[Any], str], Iterable[Any]]  # given what is done with pairs
+
+# Tokenizer fields that older runs have not, by the value that does as those did.
+ADDED = {"hard_vocab_limit": True, "joint": True, "source_vocab_size": 0}
 
 
 def unwatched(pairs: Iterable[Any], what: str) -> Iterable[Any]:
@@ -39,7 +43,7 @@ def unwatched(pairs: Iterable[Any], what: str) -> Iterable[Any]:
 class Prepared:
     """Everything training and evaluation need of the data."""
 
-    tokenizer: Tokenizer
+    vocabularies: Vocabularies
     splits: dict[str, TokenizedCorpus]
 
 
@@ -49,7 +53,7 @@ def prepare(
     report: Report,
     track: Track = unwatched,
 ) -> Prepared:
-    """Makes, or finds, the tokenizer and every split that the corpus has.
+    """Makes, or finds, the vocabularies and every split that the corpus has.
 
     A large corpus is tokenised by several processes, so a script that calls this has
     its own work under `if __name__ == "__main__":`.
@@ -61,7 +65,7 @@ def prepare(
         track: watches pairs as they are read.
 
     Returns:
-        The tokenizer and the splits.
+        The vocabularies and the splits.
 
     Raises:
         ConfigError: the workdir holds checkpoints of another config, or the config is
@@ -79,14 +83,16 @@ def prepare(
         config = _of_same_run(config, workdir, report)
     workdir.mkdir(parents=True, exist_ok=True)
     recorded = _read_record(workdir)
-    vocabulary, recipe = _make_tokenizer(
+    vocabularies, recipe = _make_vocabularies(
         config, workdir, recorded, begun, report, track
     )
     folder = pathlib.Path(config.data.cache_dir or workdir / "data")
     splits = {}
     for split in SPLITS:
         if split == "train" or corpora.has_split(config.data, split):
-            splits[split] = _tokenize(config, split, vocabulary, folder, report, track)
+            splits[split] = _tokenize(
+                config, split, vocabularies, folder, report, track
+            )
             before = recorded["splits"].get(split)
             if (
                 begun
@@ -97,7 +103,7 @@ def prepare(
     folders = {split: str(corpus.folder) for split, corpus in splits.items()}
     _write_record(workdir, recipe, folders)
     _write_atomically(workdir / "config.json", config.to_json().encode())
-    return Prepared(vocabulary, splits)
+    return Prepared(vocabularies, splits)
 
 
 def open_split(workdir: pathlib.Path, split: str) -> TokenizedCorpus:
@@ -168,41 +174,53 @@ def _digest(recipe: Any) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def _make_tokenizer(
+def _make_vocabularies(
     config: Config,
     workdir: pathlib.Path,
     recorded: dict[str, Any],
     begun: bool,
     report: Report,
     track: Track,
-) -> tuple[Tokenizer, str]:
-    """Returns the vocabulary, made anew if of another recipe, and the recipe."""
-    path = workdir / "tokenizer.model"
-    given = config.tokenizer.model_path
+) -> tuple[Vocabularies, str]:
+    """Returns the vocabularies, made anew if of another recipe, and the recipe."""
+    files = model_files(workdir, config.tokenizer.joint)
+    given = config.tokenizer.model_paths
     if given:
-        recipe = _digest(Tokenizer.load(given).fingerprint)
+        prints = [Tokenizer.load(path).fingerprint for path in given]
+        recipe = _digest(prints[0] if config.tokenizer.joint else prints)
     else:
         corpus = corpora.fingerprint(config.data, "train")
         settings = dataclasses.asdict(config.tokenizer)
-        if settings["hard_vocab_limit"]:  # older runs have no such field
-            del settings["hard_vocab_limit"]
+        for name, value in ADDED.items():
+            if settings[name] == value:
+                del settings[name]
         recipe = _digest([corpus, settings, config.train.seed])
-    if not path.exists() or recorded["tokenizer"] != recipe:
+    if recorded["tokenizer"] != recipe or not all(file.exists() for file in files):
         if begun:
             raise _changed("train")
         if given:
-            made = Tokenizer.load(given)
+            models = [Tokenizer.load(path) for path in given]
         else:
-            report("training the vocabulary")
-            pairs = corpora.read_pairs(config.data, "train")
-            pairs = track(pairs, "reading train")
-            lines = itertools.chain.from_iterable(pairs)
-            made = tokenizer.train(lines, config.tokenizer, config.train.seed)
+            sides = ("",) if config.tokenizer.joint else SIDES
+            models = [_train_vocabulary(config, side, report, track) for side in sides]
         # Whenever this ends, no recipe stands beside the model of another one.
         _write_record(workdir, None, recorded["splits"])
-        _write_atomically(path, made.model)
+        for file, model in zip(files, models, strict=True):
+            _write_atomically(file, model.model)
         _write_record(workdir, recipe, recorded["splits"])
-    return Tokenizer.load(path), recipe
+    return Vocabularies.load(files), recipe
+
+
+def _train_vocabulary(
+    config: Config, side: str, report: Report, track: Track
+) -> Tokenizer:
+    """Trains the vocabulary of `side`, or with "" that of both."""
+    report(f"training the {side} vocabulary" if side else "training the vocabulary")
+    pairs = track(corpora.read_pairs(config.data, "train"), "reading train")
+    lines = itertools.chain.from_iterable(pairs)
+    if side:
+        lines = (pair[SIDES.index(side)] for pair in pairs)
+    return tokenizer.train(lines, config.tokenizer, config.train.seed, side)
 
 
 def _write_atomically(path: pathlib.Path, content: bytes) -> None:
@@ -215,7 +233,7 @@ def _write_atomically(path: pathlib.Path, content: bytes) -> None:
 def _tokenize(
     config: Config,
     split: str,
-    vocabulary: Tokenizer,
+    vocabularies: Vocabularies,
     folder: pathlib.Path,
     report: Report,
     track: Track,
@@ -226,7 +244,7 @@ def _tokenize(
         "corpus": corpora.fingerprint(config.data, split),
         "source_lang": config.data.source_lang,
         "target_lang": config.data.target_lang,
-        "tokenizer": vocabulary.fingerprint,
+        "tokenizer": vocabularies.fingerprint,
         "max_length": config.model.max_length if split == "train" else None,
     }
     final = folder / f"{split}-{_digest(recipe)[:12]}"
@@ -238,7 +256,7 @@ def _tokenize(
         pairs = corpora.read_pairs(config.data, split)
         watched = track(pairs, f"tokenising {split}")
         longest = config.model.max_length
-        found = write_split(watched, split == "train", vocabulary, longest, partial)
+        found = write_split(watched, split == "train", vocabularies, longest, partial)
         if skipped := pairs.cleaner.skipped:
             found["counts"]["read"] += skipped
             found["counts"]["not_utf8"] = skipped

@@ -4,9 +4,9 @@
            source.offsets.npy   where each sentence starts, and the end
            target.ids.npy, target.offsets.npy
            source.txt, target.txt   the text (valid and test)
-           manifest.json        what made it; pairs and pieces, counted
+           manifest.json        what made it; pairs, pieces, characters, counted
 
-Ids are without BOS and EOS, in the smallest type that holds the vocabulary.
+Ids are without BOS and EOS, in the smallest type that holds the side's vocabulary.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import numpy as np
 
 from transformer_jax.data import textfiles
 from transformer_jax.data.tokenizer import UNK_ID, Tokenizer
+from transformer_jax.data.vocabularies import SIDES, Vocabularies
 from transformer_jax.data.workers import Encoded, encode_pairs
 
 
@@ -61,14 +62,19 @@ class TokenizedCorpus:
     def spelling(self) -> str:
         """Says, in a line, how many pieces of each side are unknown or single bytes.
 
-        Returns "" for a corpus that was tokenised before they were counted.
+        The coverage is the share of characters that are in pieces of characters. What
+        was not yet counted when the corpus was tokenised is left out.
         """
-        return "; ".join(
-            f"{side} {counts['all']:,} pieces, "
-            f"{_share(counts['unknown'], counts['all'])} unknown, "
-            f"{_share(counts['bytes'], counts['all'])} bytes"
-            for side, counts in self.manifest.get("pieces", {}).items()
-        )
+        said = []
+        for side, counts in self.manifest.get("pieces", {}).items():
+            line = (
+                f"{side} {counts['all']:,} pieces, "
+                f"{_share(counts['unknown'], counts['all'])} unknown, "
+                f"{_share(counts['bytes'], counts['all'])} bytes"
+            )
+            characters = self.manifest.get("characters", {}).get(side)
+            said.append(line + (f", {_coverage(**characters)}" if characters else ""))
+        return "; ".join(said)
 
     def unclean(self) -> str:
         """Says, in a line, how many lines were no clean text, or ""."""
@@ -86,14 +92,14 @@ class TokenizedCorpus:
         """Returns the sentences of both sides as they were read (valid and test)."""
         return tuple(  # pyright: ignore[reportReturnType]
             list(textfiles.read_lines(str(self.folder / f"{side}.txt")))
-            for side in ("source", "target")
+            for side in SIDES
         )
 
 
 def write_split(
     pairs: Iterable[tuple[str, str]],
     training: bool,
-    vocabulary: Tokenizer,
+    vocabularies: Vocabularies,
     max_length: int,
     folder: pathlib.Path,
     workers: int = 0,
@@ -104,7 +110,7 @@ def write_split(
         pairs: source and target sentences.
         training: pairs with an empty or too long side are left out, and no text is
             kept; elsewhere nothing is ever left out.
-        vocabulary: what the text is encoded with.
+        vocabularies: what the text is encoded with.
         max_length: most pieces of a training sentence, EOS included.
         folder: an existing, empty folder.
         workers: processes that encode; 0 is one for each core.
@@ -112,15 +118,19 @@ def write_split(
     Returns:
         `counts`: how many pairs were read, kept and left out, by reason. `pieces`: for
         each side how many there are in all, and how many are unknown or single bytes.
+        `characters`: likewise how many there are, blanks left out, and how many are in
+        pieces of characters.
 
     Raises:
         DataError: a process was killed.
     """
     counts = Counter(read=0, kept=0, empty=0, too_long=0)
     with contextlib.ExitStack() as files:
-        names = "source", "target"
-        sides = [_SideWriter(folder, name, vocabulary, files) for name in names]
-        for chunk, encoded in encode_pairs(pairs, vocabulary, workers):
+        sides = [
+            _SideWriter(folder, name, vocabulary, files)
+            for name, vocabulary in zip(SIDES, vocabularies, strict=True)
+        ]
+        for chunk, encoded in encode_pairs(pairs, vocabularies, workers):
             lengths = np.stack([side.lengths for side in encoded])
             keep = np.ones(len(chunk), bool)
             if training:
@@ -136,7 +146,8 @@ def write_split(
             for side, texts, ids in zip(sides, columns, encoded, strict=True):
                 side.add(texts, ids, keep)
         pieces = {side.name: side.finish() for side in sides}
-    return {"counts": dict(counts), "pieces": pieces}
+        characters = {side.name: side.characters() for side in sides}
+    return {"counts": dict(counts), "pieces": pieces, "characters": characters}
 
 
 class _SideWriter:
@@ -160,12 +171,14 @@ class _SideWriter:
         text = (folder / f"{name}.txt").open("w", encoding="utf-8", newline="\n")
         self.text = files.enter_context(text)
         self.times = np.zeros(vocabulary.vocab_size, np.int64)  # that each piece comes
+        self.read = 0  # characters
 
     def add(self, texts: Iterable[str], encoded: Encoded, keep: np.ndarray) -> None:
         ids = encoded.ids[np.repeat(keep, encoded.lengths)]
         self.offsets.append(self.ids.size + np.cumsum(encoded.lengths[keep]))
         self.ids.append(ids)
         self.times += np.bincount(ids, minlength=len(self.times))
+        self.read += int(encoded.characters[keep].sum())
         self.text.writelines(text + "\n" for text in texts)
 
     def finish(self) -> dict[str, int]:
@@ -177,6 +190,10 @@ class _SideWriter:
             "unknown": int(self.times[UNK_ID]),
             "bytes": int(self.times[self.vocabulary.byte_ids].sum()),
         }
+
+    def characters(self) -> dict[str, int]:
+        """Returns how many there are, and how many are in pieces of characters."""
+        return {"all": self.read, "covered": int(self.times @ self.vocabulary.spelled)}
 
 
 class _GrowingArray:
@@ -203,3 +220,9 @@ class _GrowingArray:
 
 def _share(count: int, total: int) -> str:
     return f"{count:,} ({count / total:.2%})" if count else "0"
+
+
+def _coverage(all: int, covered: int) -> str:
+    """Says how much is covered, rounded down, so that 100% is all of it."""
+    share = covered * 1_000_000 // all / 10_000 if all else 100
+    return f"coverage {share:g}%"

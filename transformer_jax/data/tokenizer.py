@@ -86,6 +86,16 @@ class Tokenizer:
         """The pieces that stand for a single byte."""
         return [i for i in range(self.vocab_size) if self._processor.is_byte(i)]
 
+    @functools.cached_property
+    def spelled(self) -> np.ndarray:
+        """Characters that each piece spells, blanks left out, `[pieces] int64`.
+
+        Special pieces and single bytes spell none.
+        """
+        lengths = count_characters(self.pieces(range(self.vocab_size)))
+        lengths[[*SPECIAL_IDS, *self.byte_ids]] = 0
+        return lengths
+
     @property
     def fingerprint(self) -> str:
         """A hash of the model."""
@@ -143,6 +153,12 @@ class Tokenizer:
         return found
 
 
+def count_characters(texts: Sequence[str]) -> np.ndarray:
+    """Returns how many characters of each text are no blanks, `[texts] int64`."""
+    counts = (len(text) - text.count(" ") - text.count(BLANK) for text in texts)
+    return np.fromiter(counts, np.int64, len(texts))
+
+
 def sample_lines(lines: Iterable[str], count: int, seed: int) -> list[str]:
     """Draws at most `count` lines uniformly, in one pass (reservoir sampling).
 
@@ -168,13 +184,16 @@ def sample_lines(lines: Iterable[str], count: int, seed: int) -> list[str]:
     return kept
 
 
-def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer:
+def train(
+    lines: Iterable[str], config: TokenizerConfig, seed: int, side: str = ""
+) -> Tokenizer:
     """Trains a vocabulary.
 
     Args:
-        lines: text of both languages.
-        config: size, algorithm and limits.
+        lines: text of both languages, or of one side's.
+        config: sizes, algorithm and limits.
         seed: of the sample, where there are more than `config.train_lines` lines.
+        side: `source` or `target`, where it is the vocabulary of that side alone.
 
     Returns:
         The tokenizer.
@@ -191,7 +210,7 @@ def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer
             sentence_iterator=map(_readable, _hand_over(sample)),
             model_writer=model,
             model_type=config.model_type,
-            vocab_size=config.vocab_size,
+            vocab_size=config.source_size if side == "source" else config.vocab_size,
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
             hard_vocab_limit=config.hard_vocab_limit,
@@ -204,7 +223,7 @@ def train(lines: Iterable[str], config: TokenizerConfig, seed: int) -> Tokenizer
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain(error, config, drawn) from error
+        raise _explain(error, config, drawn, side) from error
     return Tokenizer(model.getvalue(), "the new vocabulary")
 
 
@@ -223,19 +242,24 @@ def _readable(line: str) -> str:
     return _MARKS.sub("< ", line.replace("\0", " ").replace("\u2585", " "))
 
 
-def _explain(error: RuntimeError, config: TokenizerConfig, lines: int) -> DataError:
+def _explain(
+    error: RuntimeError, config: TokenizerConfig, lines: int, side: str
+) -> DataError:
     """Turns SentencePiece's complaint about the size into one with a mend."""
     size = f"config.tokenizer.vocab_size = {config.vocab_size}"
+    if side == "source":
+        size = f"config.tokenizer.source_vocab_size = {config.source_size}"
+    text = f"{side} text".strip()
     if most := re.search(r"<= (\d+)", str(error)):
         return DataError(
-            f"{size} is too large for {lines} lines of text; set it to "
+            f"{size} is too large for {lines} lines of {text}; set it to "
             f"{most.group(1)} or less, or config.tokenizer.hard_vocab_limit to false "
             "for as many as there are"
         )
     if least := re.search(r"required_chars\W+\d+ vs (\d+)", str(error)):
         return DataError(
             f"{size} has no room for the special ids, bytes and characters of the "
-            f"text; set it to {least.group(1)} or more, or lower "
+            f"{text}; set it to {least.group(1)} or more, or lower "
             "config.tokenizer.character_coverage"
         )
     return DataError(f"SentencePiece could not train a vocabulary with {size}: {error}")

@@ -1,7 +1,7 @@
 """Text to ids, in order, by as many processes as pay.
 
 A short corpus is encoded where it is read. From `ALONE` chunks on, processes of their
-own do it: each loads the vocabulary once, is given chunks and gives back flat arrays.
+own do it: each loads the vocabularies once, is given chunks and gives back flat arrays.
 What comes out is the same for any number of them.
 """
 
@@ -11,14 +11,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
 import numpy as np
 
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.data.tokenizer import Tokenizer, count_characters
+from transformer_jax.data.vocabularies import Vocabularies
 from transformer_jax.errors import DataError
 
 Pair = tuple[str, str]
@@ -33,24 +34,33 @@ class Encoded(NamedTuple):
 
     ids: np.ndarray  # [pieces], in the smallest type that holds the vocabulary
     lengths: np.ndarray  # [sentences] int64
+    characters: np.ndarray  # [sentences] int64, blanks left out
 
 
-def encode(vocabulary: Tokenizer, lines: Iterable[str], threads: int = -1) -> Encoded:
+def encode(vocabulary: Tokenizer, lines: Sequence[str], threads: int = -1) -> Encoded:
     """Encodes lines by `threads` threads; -1 is one a core."""
-    found = vocabulary.encode(list(lines), threads)
+    found = vocabulary.encode(lines, threads)
     lengths = np.fromiter(map(len, found), np.int64, len(found))
     pieces = itertools.chain.from_iterable(found)
-    return Encoded(np.fromiter(pieces, vocabulary.dtype, lengths.sum()), lengths)
+    ids = np.fromiter(pieces, vocabulary.dtype, lengths.sum())
+    return Encoded(ids, lengths, count_characters(lines))
+
+
+def _encode_sides(
+    vocabularies: Vocabularies, chunk: list[Pair], threads: int = -1
+) -> list[Encoded]:
+    sides = zip(vocabularies, zip(*chunk, strict=True), strict=True)
+    return [encode(vocabulary, lines, threads) for vocabulary, lines in sides]
 
 
 def encode_pairs(
-    pairs: Iterable[Pair], vocabulary: Tokenizer, workers: int = 0
+    pairs: Iterable[Pair], vocabularies: Vocabularies, workers: int = 0
 ) -> Iterator[tuple[list[Pair], list[Encoded]]]:
     """Encodes both sides of a corpus of any size.
 
     Args:
         pairs: source and target sentences; no more than a few chunks are held.
-        vocabulary: what they are encoded with.
+        vocabularies: what they are encoded with.
         workers: processes; 0 is one for each core this process may use.
 
     Yields:
@@ -63,18 +73,21 @@ def encode_pairs(
     chunks = _chunks(pairs, CHUNK)
     alone = chunks if workers == 1 else itertools.islice(chunks, ALONE)
     for chunk in alone:
-        yield chunk, [encode(vocabulary, texts) for texts in zip(*chunk, strict=True)]
+        yield chunk, _encode_sides(vocabularies, chunk)
     first = next(chunks, None)
     if first is not None:
-        yield from _in_processes(itertools.chain([first], chunks), vocabulary, workers)
+        yield from _in_processes(
+            itertools.chain([first], chunks), vocabularies, workers
+        )
 
 
 def _in_processes(
-    chunks: Iterable[list[Pair]], vocabulary: Tokenizer, workers: int
+    chunks: Iterable[list[Pair]], vocabularies: Vocabularies, workers: int
 ) -> Iterator[tuple[list[Pair], list[Encoded]]]:
     # Not fork: threads and JAX may be running. A new process imports neither.
+    models = tuple(each.model for each in dict.fromkeys(vocabularies))
     pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), _start, (vocabulary.model,)
+        workers, multiprocessing.get_context("spawn"), _start, models
     )
     ahead: collections.deque[tuple[list[Pair], Future[list[Encoded]]]]
     ahead = collections.deque()
@@ -97,15 +110,16 @@ def _in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-_vocabulary: Tokenizer  # of a worker, loaded when it starts
+_vocabularies: Vocabularies  # of a worker, loaded when it starts
 
 
-def _start(model: bytes) -> None:
+def _start(*models: bytes) -> None:
     """Makes this process a worker; it ends with the one that started it."""
-    global _vocabulary
+    global _vocabularies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _vocabulary = Tokenizer(model, "the vocabulary")
+    loaded = [Tokenizer(model, "the vocabulary") for model in models]
+    _vocabularies = Vocabularies(loaded[0], loaded[-1])
 
 
 def _end_with_parent() -> None:
@@ -115,7 +129,7 @@ def _end_with_parent() -> None:
 
 
 def _encode_chunk(chunk: list[Pair]) -> list[Encoded]:
-    return [encode(_vocabulary, texts, 1) for texts in zip(*chunk, strict=True)]
+    return _encode_sides(_vocabularies, chunk, 1)
 
 
 def _cores() -> int:

@@ -2,8 +2,8 @@
 
 Sentences are sorted by length, padded to a few bucket lengths, decoded in batches that
 are split over the devices, and handed back in the order they came. What is found for a
-sentence does not depend on what else is translated. Several models with one vocabulary
-are an ensemble: the mean of their probabilities counts.
+sentence does not depend on what else is translated. Several models with the same
+vocabularies are an ensemble: the mean of their probabilities counts.
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ from transformer_jax.checkpoint import Loaded, load_params
 from transformer_jax.config import Config, DecodeConfig, ModelConfig, check_decode
 from transformer_jax.config_file import read_workdir
 from transformer_jax.data import batching
-from transformer_jax.data.tokenizer import EOS_ID, Tokenizer
+from transformer_jax.data.tokenizer import EOS_ID
+from transformer_jax.data.vocabularies import SIDES, Vocabularies, model_files
 from transformer_jax.decode.choice import IMPOSSIBLE
 from transformer_jax.decode.mbr import expected_utilities
 from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
@@ -85,7 +86,7 @@ class Translator:
     def __init__(
         self,
         configs: Sequence[ModelConfig],
-        tokenizer: Tokenizer,
+        vocabularies: Vocabularies,
         params: Sequence[Any],
         layout: Layout,
     ) -> None:
@@ -93,14 +94,18 @@ class Translator:
 
         Args:
             configs: of each model.
-            tokenizer: the vocabulary of all of them.
+            vocabularies: of all of them.
             params: of each model, as `layout.place` gives them.
             layout: where they lie, and what each device decodes.
         """
-        self.tokenizer = tokenizer
+        self.vocabularies = vocabularies
         self.params = tuple(params)
         self._layout = layout
-        self.models = [Transformer(c, tokenizer.vocab_size) for c in configs]
+        source_size, size = (side.vocab_size for side in vocabularies)
+        self.models = [
+            Transformer(config, size, source_vocab_size=source_size)
+            for config in configs
+        ]
         self.max_length = min(config.max_length for config in configs)
         self._learned = any(config.positions == "learned" for config in configs)
         self._search = functools.cache(self._compile_search)
@@ -168,8 +173,8 @@ class Translator:
     def source_pieces(self, lines: Sequence[str]) -> list[list[str]]:
         """Returns the pieces of each line that are translated, without EOS."""
         most = self.max_length - 1
-        ids = self.tokenizer.encode(lines)
-        return [self.tokenizer.pieces(each[:most]) for each in ids]
+        ids = self.vocabularies.source.encode(lines)
+        return [self.vocabularies.source.pieces(each[:most]) for each in ids]
 
     def _jobs(
         self,
@@ -180,8 +185,8 @@ class Translator:
         first_line: int,
     ) -> list[_Job]:
         """Returns what is to be decoded, the longest first; no blank lines."""
-        sources = self.tokenizer.encode(lines)
-        forced = self.tokenizer.encode(prefixes or [""] * len(lines))
+        sources = self.vocabularies.source.encode(lines)
+        forced = self.vocabularies.target.encode(prefixes or [""] * len(lines))
         most = self.max_length - 1  # EOS needs a place, too
         jobs = []
         for i, (source, prefix) in enumerate(zip(sources, forced, strict=True)):
@@ -289,10 +294,10 @@ class Translator:
                 attention = found.attention[row, beam, :length, :source_length].tolist()
             hypotheses.append(
                 Hypothesis(
-                    text=self.tokenizer.decode(pieces),
+                    text=self.vocabularies.target.decode(pieces),
                     score=float(found.score[row, beam]),
                     log_prob=float(found.log_prob[row, beam]),
-                    tokens=self.tokenizer.pieces(pieces),
+                    tokens=self.vocabularies.target.pieces(pieces),
                     token_log_probs=found.token_log_probs[row, beam, :length].tolist(),
                     finished=finished,
                     attention=attention,
@@ -320,9 +325,9 @@ class Translator:
         Raises:
             DataError: a sentence is longer than the model takes.
         """
-        tokenizer, most = self.tokenizer, self.max_length - 1
-        target_ids = tokenizer.ids(targets) if pieces else tokenizer.encode(targets)
-        pairs = list(zip(tokenizer.encode(sources), target_ids, strict=True))
+        (source, target), most = self.vocabularies, self.max_length - 1
+        target_ids = target.ids(targets) if pieces else target.encode(targets)
+        pairs = list(zip(source.encode(sources), target_ids, strict=True))
         for i, pair in enumerate(pairs):
             if max(map(len, pair)) > most:
                 raise DataError(
@@ -333,10 +338,10 @@ class Translator:
         order = sorted(range(len(pairs)), key=lambda i: (-max(map(len, pairs[i])), i))
         for chunk in _chunks(order, batch_size):
             sides = zip(*(pairs[i] for i in chunk), strict=True)
-            source, target = [[np.asarray(s, np.int32) for s in side] for side in sides]
+            first, second = [[np.asarray(s, np.int32) for s in side] for side in sides]
             length = bucket(max(map(len, pairs[chunk[0]])) + 1, most + 1)
             shape = batching.Shape(batch_size, length, length)
-            batch = batching.make_batch(source, target, shape)
+            batch = batching.make_batch(first, second, shape)
             found = self._run(self._score, batch)
             results[chunk] = self._layout.join_rows(found, len(chunk))
         return results.tolist()
@@ -361,23 +366,40 @@ def load_translator(
     """
     parallel.cache_compilations()
     configs = [read_workdir(workdir) for workdir in workdirs]
-    tokenizers = [Tokenizer.load(workdir / "tokenizer.model") for workdir in workdirs]
-    for workdir, tokenizer in zip(workdirs, tokenizers, strict=True):
-        if tokenizer.fingerprint != tokenizers[0].fingerprint:
-            raise DataError(
-                f"{workdir} has another vocabulary than {workdirs[0]}; an ensemble "
-                "needs runs with one tokenizer.model"
-            )
-    loaded = [load_params(workdir, which, report) for workdir in workdirs]
-    models = [config.model for config in configs]
-    layout = parallel.decoding_layout(configs[0].parallel)
-    params = [
-        layout.place(
-            each.params, param_axes(Transformer(model, tokenizers[0].vocab_size))
-        )
-        for each, model in zip(loaded, models, strict=True)
+    opened = [
+        Vocabularies.load(model_files(workdir, config.tokenizer.joint))
+        for workdir, config in zip(workdirs, configs, strict=True)
     ]
-    return Translator(models, tokenizers[0], params, layout), configs[0], loaded
+    for workdir, found in zip(workdirs, opened, strict=True):
+        for side, own, first in zip(SIDES, found, opened[0], strict=True):
+            if own.fingerprint != first.fingerprint:
+                raise DataError(
+                    f"{workdir} has another vocabulary of the {side} than "
+                    f"{workdirs[0]}; an ensemble needs runs with the same"
+                )
+    loaded = [load_params(workdir, which, report) for workdir in workdirs]
+    for workdir, found, each in zip(workdirs, opened, loaded, strict=True):
+        _check_tables(workdir, found, each.params)
+    layout = parallel.decoding_layout(configs[0].parallel)
+    translator = Translator([c.model for c in configs], opened[0], [], layout)
+    translator.params = tuple(
+        layout.place(each.params, param_axes(model))
+        for each, model in zip(loaded, translator.models, strict=True)
+    )
+    return translator, configs[0], loaded
+
+
+def _check_tables(workdir: pathlib.Path, found: Vocabularies, params: Any) -> None:
+    """Raises DataError where a table has not a row for each piece of its vocabulary."""
+    tables = {"embedding": found.target, "source_embedding": found.source}
+    for name, vocabulary in tables.items():
+        rows = len(params[name]["table"]) if name in params else vocabulary.vocab_size
+        if rows != vocabulary.vocab_size:
+            raise DataError(
+                f"{workdir} has a vocabulary of {vocabulary.vocab_size:,} pieces where "
+                f"its model's table {name} has {rows:,} rows; restore its tokenizer "
+                "files"
+            )
 
 
 def _check(decode: DecodeConfig, nbest: int) -> None:

@@ -75,10 +75,11 @@ class Trainer:
         """Builds model, optimizer and steps; nothing is compiled yet."""
         self.config, self.workdir, self.data = config, workdir, data
         train = config.train
-        vocab_size = data.tokenizer.vocab_size
-        parallel.require_divisible(config.parallel, config.model, [vocab_size])
+        source_size, size = (side.vocab_size for side in data.vocabularies)
+        sizes = {source_size, size}
+        parallel.require_divisible(config.parallel, config.model, sizes)
         self.layout = parallel.make_layout(config.parallel)
-        self.model = Transformer(config.model, vocab_size)
+        self.model = Transformer(config.model, size, source_vocab_size=source_size)
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
         self.checkpoints = Checkpoints(workdir, report, train.keep_last)
@@ -90,7 +91,7 @@ class Trainer:
         self.updates_per_epoch = self.batches.batches_per_epoch / train.accumulate
         self.axes = state_axes(self.model, self.optimizer)
         self.programs = Programs(
-            config, self.layout, vocab_size, self.optimizer, self.axes
+            config, self.layout, self.model, self.optimizer, self.axes
         )
 
     def restore(self) -> TrainState:
@@ -182,7 +183,7 @@ class Trainer:
 
     @functools.cached_property
     def _translator(self) -> Translator:
-        return Translator([self.config.model], self.data.tokenizer, [], self.layout)
+        return Translator([self.config.model], self.data.vocabularies, [], self.layout)
 
 
 def _empty_batch(shape: Shape) -> Batch:
@@ -254,7 +255,7 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
         f"most, global = host; {config.batch.tokens // devices} a device"
         + (f", {config.train.accumulate} times" if config.train.accumulate > 1 else ""),
         f"model       {parameters:,} parameters, vocabulary "
-        f"{trainer.data.tokenizer.vocab_size:,}",
+        f"{trainer.data.vocabularies.sizes}",
         f"shapes      {len(batches.shapes)} to compile: {shapes}",
         f"epoch       {updates:g} updates of {source:,.0f} + "
         f"{target:,.0f} tokens on average, padding {100 * batches.padding:.1f} %",

@@ -30,7 +30,7 @@ class Programs:
         self,
         config: Config,
         layout: Layout,
-        vocab_size: int,
+        model: Transformer,
         optimizer: optax.GradientTransformation,
         axes: TrainState,
     ) -> None:
@@ -39,13 +39,13 @@ class Programs:
         Args:
             config: of the run.
             layout: where the arrays lie.
-            vocab_size: of the model.
+            model: what is trained.
             optimizer: as in `apply_sums`.
             axes: logical axes of the state.
         """
         self._layout, self._accumulate = layout, config.train.accumulate
         shards, axis_name = layout.batch_shards, layout.axis_name
-        model = Transformer(config.model, vocab_size, axis_name)
+        model = model.clone(data_axis=axis_name)
         last: dict[str, Any] = {"optimizer": optimizer, "axis_name": axis_name}
         batch: dict[str, Any] = {
             "model": model,
