@@ -195,6 +195,33 @@ def test_fields_of_sinusoids_with_learned_positions(fields, named):
     assert all(name in fault for name in named)
 
 
+TOKENIZER = "config.tokenizer"
+SHARE = f"{TOKENIZER}.joint is false and config.model.share_embeddings true"
+
+
+@pytest.mark.parametrize(
+    ("fields", "shared", "fault"),
+    [
+        ({"joint": False}, True, SHARE),
+        ({"source_vocab_size": 9}, True, f"{TOKENIZER}.source_vocab_size is 9, but"),
+        ({"model_path": "a,b"}, True, f"{TOKENIZER}.model_path is 'a,b'; one file"),
+        ({"joint": False, "model_path": "a"}, False, "is 'a'; the source's and the"),
+        ({"joint": False, "model_path": "a,b,c"}, False, "is 'a,b,c'; the source's"),
+        ({"joint": False, "model_path": "a,b"}, False, ""),
+        ({"joint": False, "source_vocab_size": 9}, False, ""),
+        ({"joint": True, "model_path": "a"}, False, ""),
+    ],
+)
+def test_separate_vocabularies(fields, shared, fault):
+    values = {"tokenizer": fields, "model": {"share_embeddings": shared}}
+    if not fault:
+        assert configs.from_dict(values).model.tie_output  # that is the target's
+        return
+    with pytest.raises(ConfigError) as error:
+        configs.from_dict(values)
+    assert fault in str(error.value) and "\n" not in str(error.value)
+
+
 def test_sizes_that_sinusoids_need():
     def faults(**fields):
         return configs.check(Config(model=ModelConfig(**fields)))

@@ -1,5 +1,6 @@
 """Separate vocabularies: what each learns, where they lie, and what is reported."""
 
+import itertools
 import pathlib
 import re
 
@@ -7,7 +8,7 @@ import pytest
 import tiny
 
 from transformer_jax import config_file
-from transformer_jax.data import doctor, tokenized
+from transformer_jax.data import doctor, phrases, tokenized
 from transformer_jax.data import prepare as prepare_module
 from transformer_jax.data.prepare import Prepared, open_split, prepare
 from transformer_jax.data.tokenizer import Tokenizer
@@ -70,16 +71,21 @@ def test_ids_are_the_text_by_the_vocabulary_of_their_side(separate):
 
 
 def test_a_german_piece_is_the_targets_alone(tmp_path):
-    soft = {"tokenizer__vocab_size": 900, "tokenizer__source_vocab_size": 0}
-    path = write_config(tmp_path, data__corpus="phrases", **soft)
-    source, target = made(path, tmp_path / "run").vocabularies
-    assert source.vocab_size == target.vocab_size == 900
+    tiny.write_corpus(tmp_path)
+    pairs = zip(*itertools.islice(phrases.pairs("valid"), 300), strict=True)
+    for side, lines in zip(("en", "de"), pairs, strict=True):
+        text = "".join(line + "\n" for line in lines)
+        (tmp_path / f"train.{side}").write_text(text, encoding="utf-8")
+    sizes = {"tokenizer__vocab_size": 450, "tokenizer__source_vocab_size": 0}
+    source, target = made(write_config(tmp_path, **sizes), tmp_path).vocabularies
+    assert source.vocab_size == target.vocab_size == 450
     german, english = (
-        {p for p in side.pieces(range(900)) if len(p) > 3} for side in (target, source)
+        {p for p in side.pieces(range(260, 450)) if len(p) > 3}
+        for side in (target, source)
     )
-    assert len(german - english) > 300 and len(english - german) > 300
-    assert any("ü" in piece for piece in german)
-    assert not any(set("äöüß") & set(piece) for piece in english)
+    assert len(german - english) > 30 and len(english - german) > 30
+    assert any(set("äöüß") & set(piece) for piece in target.pieces(range(450)))
+    assert not any(set("äöüß") & set(piece) for piece in source.pieces(range(450)))
 
 
 def test_what_was_made_is_found_again_and_is_another_run_than_a_joint_one(tmp_path):
@@ -92,8 +98,8 @@ def test_what_was_made_is_found_again_and_is_another_run_than_a_joint_one(tmp_pa
     prepare(config, run, said.append)
     assert len(said) == 5
     joint = ["--config.tokenizer.joint=true", "--config.tokenizer.source_vocab_size=0"]
-    one = made(path, run, *joint).vocabularies
-    assert one.source is one.target and one.target.vocab_size == 275
+    one = made(path, run, *joint, "--config.tokenizer.vocab_size=290").vocabularies
+    assert one.source is one.target and one.target.vocab_size == 290
     prepare(config, run, said.append)
     assert said[5:] == training  # the splits are found again
     (run / NAMES[0]).unlink()
@@ -112,13 +118,13 @@ def test_work_stopped_between_the_two_files_is_done_again(tmp_path, monkeypatch)
             raise KeyboardInterrupt
         write(file, content)
 
-    smaller = "--config.tokenizer.source_vocab_size=268"
+    smaller = "--config.tokenizer.source_vocab_size=269"
     with monkeypatch.context() as patched:
         patched.setattr(prepare_module, "_write_atomically", stop)
         with pytest.raises(KeyboardInterrupt):
             made(path, run, smaller)
     assert made(path, run).vocabularies.fingerprint == first.fingerprint
-    assert made(path, run, smaller).vocabularies.source.vocab_size == 268
+    assert made(path, run, smaller).vocabularies.source.vocab_size == 269
 
 
 # --- Existing models ------------------------------------------------------------
@@ -132,9 +138,10 @@ def test_existing_models_are_used_as_they_are(separate, tmp_path):
         assert (tmp_path / "run" / name).read_bytes() == (separate / name).read_bytes()
 
 
-def test_the_same_model_twice_gives_the_ids_of_one_for_both(trained, tmp_path):
+def test_the_same_model_twice_gives_the_ids_of_one_for_both(tmp_path):
     """The tokenised splits are even the same folders."""
-    path, model = write_config(tmp_path), trained / "tokenizer.model"
+    made(tiny.write_config(tmp_path), tmp_path / "joint")
+    path, model = write_config(tmp_path), tmp_path / "joint" / "tokenizer.model"
     size = "--config.tokenizer.source_vocab_size=0"
     twice = f"--config.tokenizer.model_path={model},{model}"
     two = made(path, tmp_path / "run", size, twice)
