@@ -32,7 +32,7 @@ PAIRS += tiny.sentences(7, 6)
 def vocabularies() -> Vocabularies:
     """Of other sizes, so that their ids are of other types."""
     config = TokenizerConfig(vocab_size=270, character_coverage=0.99)
-    small = dataclasses.replace(config, vocab_size=30, byte_fallback=False)
+    small = dataclasses.replace(config, vocab_size=20, byte_fallback=False)
     columns = zip(*PAIRS[:90], strict=True)
     return Vocabularies(*map(train, columns, (config, small), (0, 0)))
 
