@@ -41,6 +41,7 @@ ALLOWED = {
     },
     "train.metrics": {"progress", "train.loss", "train.step"},
     "train.ending": {"config"},
+    "train.origin": {"checkpoint", "data.tokenizer"},
     "train.loop": {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
         "evaluate", "train",
@@ -49,6 +50,7 @@ ALLOWED = {
     "cli": {
         "arguments", "config", "config_file", "data", "decode.translator", "checkpoint",
         "evaluate", "paper_bleu", "compare", "describe", "progress", "train.loop",
+        "train.origin",
     },
     "__main__": {"cli"},
 }  # fmt: skip

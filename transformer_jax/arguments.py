@@ -24,7 +24,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "train": (
         "train, or go on training",
         "--config=configs/phrases.py --workdir=runs/phrases --config.train.steps=2000",
-        "config workdir",
+        "config workdir init_from init_checkpoint",
     ),
     "evaluate": (
         "translate a split, or a file with references, and score it",
@@ -89,6 +89,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "check": {
         "action": "store_true",
         "help": "make nothing; read the corpus and report what is odd about it",
+    },
+    "init_from": {
+        "type": pathlib.Path,
+        "help": "folder of another run: a new run begins with its parameters, at step "
+        "0 with a fresh optimizer; both need the same vocabulary and model",
+    },
+    "init_checkpoint": {
+        "help": "of --init_from: best, last, average or a step (default: best)"
     },
     "checkpoint": {
         "default": "best",

@@ -183,10 +183,14 @@ def _check(config: Config, args: argparse.Namespace, track: Any) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     config = load(args.config, args.overrides)
+    if args.init_checkpoint and not args.init_from:
+        raise ConfigError("--init_checkpoint is of no use without --init_from")
     from transformer_jax.train.loop import Stopped, train
+    from transformer_jax.train.origin import InitFrom
 
+    init = args.init_from and InitFrom(args.init_from, args.init_checkpoint or "best")
     try:
-        train(config, args.workdir)
+        train(config, args.workdir, init)
     except Stopped as stopped:
         _report(f"{stopped}; the same command goes on from there")
         return 128 + stopped.signum

@@ -40,6 +40,7 @@ from transformer_jax.train.metrics import (
     read_rows,
     train_metrics,
 )
+from transformer_jax.train.origin import InitFrom, initial_params, is_already_done
 from transformer_jax.train.programs import Programs
 from transformer_jax.train.step import (
     StepMetrics,
@@ -212,8 +213,13 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def train(config: Config, workdir: pathlib.Path) -> None:
-    """Trains, or goes on training, in `workdir`; returns when all steps are done.
+def train(config: Config, workdir: pathlib.Path, init: InitFrom | None = None) -> None:
+    """Trains, or goes on training, in `workdir`; returns when the run is over.
+
+    Args:
+        config: the run's config.
+        workdir: the run's folder.
+        init: an old run whose parameters a new one begins with.
 
     Raises:
         UserError: config, data, checkpoint or numerics are wrong.
@@ -222,6 +228,8 @@ def train(config: Config, workdir: pathlib.Path) -> None:
     parallel.cache_compilations()
     progress = TrainProgress(0, config.train.steps)
     try:
+        if init and is_already_done(init, workdir, progress.say):
+            init = None
         data = prepare(config, workdir, progress.say, progress.track)
         trainer = Trainer(config, workdir, data, progress.say)
         with contextlib.closing(trainer.checkpoints), _signals() as signals:
@@ -234,7 +242,14 @@ def train(config: Config, workdir: pathlib.Path) -> None:
                 return
             for line in start_block(trainer, state):
                 progress.say(line)
+            if init:
+                params = initial_params(
+                    init, workdir, data.tokenizer, state.params, progress.say
+                )
+                state = state.replace(params=params)
             write_shapes(workdir, trainer.batches.shapes)
+            if init:
+                trainer.save(parallel.replicate(state))
             _run(trainer, state, ending, progress, signals)
     finally:
         progress.close()

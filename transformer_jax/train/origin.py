@@ -1,0 +1,89 @@
+"""A new run from the parameters of an old one; the old one's folder is only read.
+
+    WORKDIR/init_from.json    the run and the checkpoints that the parameters came from
+
+The parameters are saved as step 0 at once, so a resume needs the old run no more.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from transformer_jax.checkpoint import Report, load_params, require_same_shapes
+from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class InitFrom:
+    """Which parameters a new run begins with."""
+
+    workdir: pathlib.Path
+    checkpoint: str = "best"  # best, last, average or a step
+
+
+def is_already_done(init: InitFrom, workdir: pathlib.Path, report: Report) -> bool:
+    """Says whether `workdir`, which may hold checkpoints, began from `init`.
+
+    Raises:
+        ConfigError: it holds checkpoints and began otherwise.
+    """
+    checkpoints = workdir / "checkpoints"
+    if not any(path.name.isdecimal() for path in checkpoints.glob("*")):
+        return False
+    record = workdir / "init_from.json"
+    before = json.loads(record.read_text("utf-8")) if record.exists() else {}
+    wanted = [str(init.workdir.resolve()), init.checkpoint]
+    if [before.get("workdir"), before.get("checkpoint")] == wanted:
+        report(f"--init_from={init.workdir} is of no effect: the run goes on")
+        return True
+    began = " from ".join(["began", before["workdir"]] if before else ["began anew"])
+    raise ConfigError(
+        f"--init_from={init.workdir}: {workdir} already holds checkpoints of a run "
+        f"that {began}; leave --init_from out to go on with it, or give another --workdir"
+    )
+
+
+def initial_params(
+    init: InitFrom,
+    workdir: pathlib.Path,
+    vocabulary: Tokenizer,
+    fresh: Any,
+    report: Report,
+) -> Any:
+    """Loads the parameters that a new run begins with, and records where from.
+
+    Args:
+        init: the old run.
+        workdir: the new run's folder.
+        vocabulary: of the new run.
+        fresh: parameters of the new run's model.
+        report: is told where they come from.
+
+    Returns:
+        A tree like `fresh`.
+
+    Raises:
+        ConfigError: the vocabularies differ.
+        CheckpointError: there is no such checkpoint, or it is of another model.
+    """
+    loaded = load_params(init.workdir, init.checkpoint, report)
+    theirs = init.workdir / "tokenizer.model"
+    if Tokenizer.load(theirs).fingerprint != vocabulary.fingerprint:
+        raise ConfigError(
+            f"--init_from={init.workdir}: its vocabulary is not that of {workdir}; set "
+            f"config.tokenizer.model_path to {theirs}"
+        )
+    require_same_shapes(fresh, loaded.params, f"--init_from={init.workdir}")
+    steps = ", ".join(map(str, loaded.steps))
+    report(f"parameters  of {init.workdir}, {loaded.name} (step {steps})")
+    record = {
+        "workdir": str(init.workdir.resolve()),
+        "checkpoint": init.checkpoint,
+        "steps": loaded.steps,
+    }
+    partial = workdir / "init_from.json.partial"
+    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    partial.replace(workdir / "init_from.json")
+    return loaded.params
