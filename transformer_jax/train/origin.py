@@ -41,7 +41,8 @@ def is_already_done(init: InitFrom, workdir: pathlib.Path, report: Report) -> bo
     began = " from ".join(["began", before["workdir"]] if before else ["began anew"])
     raise ConfigError(
         f"--init_from={init.workdir}: {workdir} already holds checkpoints of a run "
-        f"that {began}; leave --init_from out to go on with it, or give another --workdir"
+        f"that {began}; leave --init_from out to go on with it, or give another "
+        "--workdir"
     )
 
 
