@@ -16,7 +16,7 @@ import tiny
 from transformer_jax.checkpoint import load_params
 
 KILLS, STEPS = 20, 3000
-CLOCK = ("time", "tokens_per_second", "seconds")  # what may differ
+CLOCK = ("time", "tokens_per_second", "data_wait", "hours")  # what may differ
 
 
 def rows(workdir: pathlib.Path) -> list[dict[str, Any]]:
