@@ -14,6 +14,7 @@ from transformer_jax.checkpoint import (
     load_params,
     require_same_shapes,
 )
+from transformer_jax.config import TrainConfig
 from transformer_jax.errors import CheckpointError
 
 TRAINING = {"step": np.zeros((), np.int32)}
@@ -46,6 +47,18 @@ def test_keeps_the_newest_and_the_best(tmp_path):
     step, params, training = found
     assert step == 6 and training["step"] == 6
     np.testing.assert_array_equal(params["layer"]["kernel"], tree(6)["layer"]["kernel"])
+
+
+def test_averaging_never_lacks_a_checkpoint(tmp_path):
+    """Keep 3, best 1, average 5: the best of long ago, and 5."""
+    kept = TrainConfig(keep_last=3, average_last=5).kept_newest
+    bleu = {2: 9.0, 4: 5.0, 6: 5.0, 9: 1.0}
+    save(tmp_path, {step: bleu.get(step) for step in range(1, 11)}, kept).close()
+    folders = sorted(int(p.name) for p in (tmp_path / "checkpoints").glob("[0-9]*"))
+    assert folders == [2, 6, 7, 8, 9, 10]
+    assert average(tmp_path, 5, print) == [6, 7, 8, 9, 10]
+    assert TrainConfig(keep_last=4, average_last=8).kept_newest == 8
+    assert TrainConfig(keep_last=4, average_last=3).kept_newest == 4
 
 
 def test_load_by_name(tmp_path):

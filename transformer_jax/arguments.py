@@ -187,7 +187,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "draw so many and take the one that is most like all by chrF",
     },
     "batch_size": {"type": _positive, "help": "sentences decoded together"},
-    "last": {"type": _positive, "default": 5, "help": "how many (default: 5)"},
+    "last": {
+        "type": _positive,
+        "help": "how many (default: config.train.average_last of the run)",
+    },
     "devices": {
         "type": _positive,
         "default": 1,

@@ -5,10 +5,15 @@
                             /metrics    validation loss and BLEU, where evaluated
     WORKDIR/average/                    mean parameters, and the steps they come from
 
-Orbax writes a checkpoint under another name and renames it when it is whole. Kept are
-the newest `train.keep_last` and the best by validation BLEU.
+Orbax writes a checkpoint in the background, under another name, and renames it when it
+is whole, so all of it counts or nothing. The rest of a run's position follows from it:
+the learning rate from Adam's count (updates that were not skipped), the random keys
+and the next batch from the step and `train.seed`, and of `metrics.jsonl` the rows up to
+the step count, the others are dropped. Kept are the newest `train.kept_newest` and the
+best by validation BLEU.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -25,6 +30,8 @@ from transformer_jax.errors import CheckpointError
 
 Report = Callable[[str], None]
 Tree = Any
+
+SAVE_WARNING, SAVE_LIMIT = 60.0, 1200.0  # seconds that a save may take; then it failed
 
 
 def _bleu(metrics: Mapping[str, float]) -> float:
@@ -46,6 +53,8 @@ class Checkpoints:
         """
         self.folder = (workdir / "checkpoints").absolute()
         self._report = report
+        self._begun = 0.0  # when the last save began
+        self._stuck = False  # whether it will never be said to be over
         for step in self._with_unreadable_metrics():  # Orbax would not open the folder
             self._set_aside(step, "its metrics cannot be read")
         policies = checkpoint_managers.preservation_policy
@@ -99,7 +108,10 @@ class Checkpoints:
             CheckpointError: this or the earlier save could not be written.
         """
         if not self.folder.is_dir():  # Orbax would notice only minutes later
+            self._stuck = True
             raise self._save_error(FileNotFoundError("the folder is gone"))
+        self.wait()
+        self._begun = time.monotonic()
         try:
             self._manager.save(
                 step,
@@ -111,10 +123,34 @@ class Checkpoints:
                 force=True,  # even where a later step was saved before
             )
         except Exception as error:
+            self._stuck = True
             raise self._save_error(error) from error
 
+    def check(self) -> None:
+        """Raises CheckpointError if the last save failed; waits for nothing."""
+        if not self._manager.is_saving_in_progress():
+            self.wait()
+
     def wait(self) -> None:
-        """Waits until the last save is on disk; CheckpointError if it failed."""
+        """Waits until the last save is on disk.
+
+        Raises:
+            CheckpointError: it failed, or takes more than `SAVE_LIMIT` seconds.
+        """
+        warned = False
+        while self._manager.is_saving_in_progress():
+            seconds = time.monotonic() - self._begun
+            if seconds > SAVE_LIMIT:
+                self._stuck = True
+                late = f"it is not written after {seconds:.0f} seconds"
+                raise self._save_error(TimeoutError(late))
+            if seconds > SAVE_WARNING and not warned:
+                warned = True
+                self._report(
+                    f"warning: a checkpoint is not written after {seconds:.0f} "
+                    f"seconds; the run waits for it up to {SAVE_LIMIT:.0f}"
+                )
+            time.sleep(0.01)
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -204,8 +240,11 @@ class Checkpoints:
         return max(scored)[1] if scored else None
 
     def close(self) -> None:
-        """Ends background work."""
-        self._manager.close()
+        """Ends background work; a save that failed was reported before."""
+        with contextlib.suppress(CheckpointError):
+            self._stuck or self.wait()
+        if not self._stuck:
+            self._manager.close()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,13 +22,13 @@ from typing import Any, NoReturn, TextIO
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
 from transformer_jax.config import Config, DecodeConfig, check_decode
-from transformer_jax.config_file import load
+from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
 
 BLOCK = 4096  # lines translated before they are written
 STDIN = "/dev/stdin"
 
-# What the machine, not the program, refuses.
+# What the machine, not the program, refuses; so is anything within a run's folder.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -60,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno not in _REFUSED:
+        workdir = getattr(args, "workdir", None)
+        within = workdir and str(error.filename or "").startswith(str(workdir))
+        if error.errno not in _REFUSED and not within:
             raise
-        where = error.filename or getattr(args, "workdir", None) or "output"
+        where = error.filename or workdir or "output"
         return _fail(f"{where}: {error.strerror}; nothing already saved is lost", 2)
 
 
@@ -373,7 +375,12 @@ def _score(args: argparse.Namespace) -> None:
 def _average(args: argparse.Namespace) -> None:
     from transformer_jax.checkpoint import average
 
-    steps = average(args.workdir, args.last, _report)
+    last = args.last or read_workdir(args.workdir).train.average_last
+    if not last:
+        raise ConfigError(
+            "config.train.average_last of the run is 0; say how many by --last=N"
+        )
+    steps = average(args.workdir, last, _report)
     _report(
         f"averaged steps {', '.join(map(str, steps))} into {args.workdir / 'average'}; "
         "decode with --checkpoint=average"

@@ -28,7 +28,7 @@ HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "nll": False, "loss": False}
 # Whole numbers that may be 0.
 ZERO_ALLOWED = (
     *("seed", "decoder_layers", "position_offset"),
-    *("source_vocab_size", "data"),
+    *("source_vocab_size", "data", "average_last"),
 )
 
 
@@ -162,14 +162,21 @@ class TrainConfig:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.98
     adam_epsilon: float = 1e-9
+    clip_norm: float = 0.0  # longer gradients are scaled to this L2 norm; 0: none are
     seed: int = 0  # of initialisation, order of data, dropout and vocabulary sample
     log_every: int = 100
     eval_every: int = 1500  # validation loss and BLEU, and a checkpoint
     save_every: int = 1500
     keep_last: int = 10  # newest checkpoints kept, beside the best by validation BLEU
+    average_last: int = 0  # newest ones that `average` takes; kept, too; 0: not planned
     early_stop_metric: str = ""  # of validation: bleu, chrf, nll, loss; "": none
     patience: int = 5  # evaluations in a row without a better one before the run ends
     max_bad_updates: int = 5  # non-finite updates in a row before the run stops
+
+    @property
+    def kept_newest(self) -> int:
+        """Newest checkpoints that are kept: averaging never lacks one."""
+        return max(self.keep_last, self.average_last)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,6 +346,11 @@ def check(config: Config) -> list[str]:
         ("tokenizer.character_coverage", config.tokenizer.character_coverage),
     ):
         need(value > 0, f"config.{where} is {value}; it must be above 0")
+    need(
+        train.clip_norm >= 0,
+        f"config.train.clip_norm is {train.clip_norm}; it must be above 0, or 0 for no "
+        "clipping",
+    )
     need(
         config.data.source_lang != config.data.target_lang,
         "config.data.source_lang and config.data.target_lang are both "

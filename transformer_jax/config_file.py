@@ -89,8 +89,8 @@ def read_workdir(workdir: str | pathlib.Path) -> Config:
             "--workdir"
         )
     try:
-        return from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as error:
+        return from_dict(dict(json.loads(file.read_bytes())))
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{file} is not JSON: {error}; restore it") from error
 
 
@@ -120,6 +120,7 @@ FREE_FIELDS = (
     "train.eval_every",
     "train.save_every",
     "train.keep_last",
+    "train.average_last",
     "train.max_bad_updates",
 )
 

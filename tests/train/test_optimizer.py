@@ -144,3 +144,34 @@ def test_state_is_float32() -> None:
     state = make_optimizer(CONFIG, BASE).init({"w": jnp.ones(2, jnp.float32)})
     moments = [x for x in jax.tree.leaves(state) if x.ndim]
     assert moments and all(x.dtype == jnp.float32 for x in moments)
+
+
+def test_a_long_gradient_is_scaled_to_the_norm_and_a_short_one_kept() -> None:
+    """Adam with a large epsilon: the first update is nearly a multiple of g."""
+    config = dataclasses.replace(CONFIG, clip_norm=0.5, adam_epsilon=1e6)
+    rng = np.random.default_rng(1)
+    direction = {
+        name: rng.normal(size=n).astype("f") for name, n in (("a", 4), ("b", 3))
+    }
+    length = np.sqrt(sum((x**2).sum() for x in direction.values()))
+    params = {name: jnp.zeros_like(x) for name, x in direction.items()}
+    for norm in (0.01, 0.49, 0.51, 3.0, 1e6):
+        gradient = {name: x * (norm / length) for name, x in direction.items()}
+        (after,) = run_adam(config, BASE, params, [gradient])
+        scale = -rate(config, BASE, 1) * min(norm, 0.5) / length / 1e6
+        for name, x in direction.items():
+            np.testing.assert_allclose(after[name], scale * x, rtol=1e-4)
+
+
+def test_without_a_norm_nothing_is_clipped_and_the_state_is_adam_alone() -> None:
+    params = {"w": jnp.ones(2)}
+    plain, clipped = (
+        make_optimizer(dataclasses.replace(CONFIG, clip_norm=norm), BASE).init(params)
+        for norm in (0.0, 1.0)
+    )
+    # Runs of before clipping was there go on: their state has this form.
+    assert [type(part).__name__ for part in plain] == [  # pyright: ignore
+        "ScaleByAdamState",
+        "ScaleByScheduleState",
+    ]
+    assert jax.tree.structure(plain) != jax.tree.structure(clipped)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -11,8 +12,8 @@ from transformer_jax import checkpoint
 from transformer_jax.train import loop
 
 
-def files(folder: pathlib.Path) -> dict[pathlib.Path, int]:
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+def files(folder: pathlib.Path) -> dict[pathlib.Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def params_of(workdir: pathlib.Path, which: str) -> list[np.ndarray]:
@@ -47,6 +48,10 @@ def test_a_run_from_old_parameters_is_new_and_leaves_the_old(
         assert tiny.train(config, tmp_path / "run", again) == 0
         assert equal(jax.tree.leaves(states.pop().params), best)
     assert capsys.readouterr().err.count("is of no effect: the run goes on") == 1
+    # Killed before step 0 was saved, it still begins there.
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert tiny.train(config, tmp_path / "run", [model]) == 0
+    assert equal(jax.tree.leaves(states.pop().params), best)
     # Another origin is refused, there and where a run began without one.
     for workdir, origin in ((tmp_path / "run", tmp_path), (trained, tmp_path / "run")):
         assert tiny.train(config, workdir, [f"--init_from={origin}"]) == 2

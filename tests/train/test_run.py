@@ -71,7 +71,9 @@ def rehearse(
         monkeypatch.setattr(progress_class, "say", lambda _, line: shown.append(line))
         same = SimpleNamespace(fetch=lambda tree: tree, place=lambda tree, axes: tree)
         monkeypatch.setattr(trainer, "layout", same)
-        monkeypatch.setattr(trainer, "checkpoints", SimpleNamespace(wait=list))
+        monkeypatch.setattr(
+            trainer, "checkpoints", SimpleNamespace(wait=list, check=list)
+        )
         monkeypatch.setattr(trainer, "compile", lambda *_: None)
         monkeypatch.setattr(trainer.batches, "from_batch", batches)
         monkeypatch.setattr(trainer, "validate", lambda *_: next(scores or iter([])))

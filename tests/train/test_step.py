@@ -38,11 +38,13 @@ def batches(count: int, rows: int = 6) -> list[Batch]:
     return [make_batch(ids(), ids(), Shape(rows, 8, 9)) for _ in range(count)]
 
 
-def step_function(axis_name: str | None, model: ModelConfig = CONFIG):
+def step_function(
+    axis_name: str | None, model: ModelConfig = CONFIG, optimizer=OPTIMIZER
+):
     return functools.partial(
         train_step,
         model=Transformer(model, VOCAB_SIZE, axis_name),
-        optimizer=OPTIMIZER,
+        optimizer=optimizer,
         smoothing=0.1,
         seed=3,
         axis_name=axis_name,
@@ -188,8 +190,15 @@ def test_a_bad_update_is_skipped_and_counted(fresh):
     )
 
 
-def test_an_infinite_gradient_is_named_and_skipped(fresh, monkeypatch):
-    """The loss is finite: the square root of a bias, 0, has an infinite slope."""
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_an_infinite_gradient_is_named_and_skipped(fresh, monkeypatch, clip_norm):
+    """The loss is finite: the square root of a bias, 0, has an infinite slope.
+
+    Clipping by the norm would make each other entry 0, and this one not a number.
+    """
+    config = TrainConfig(warmup_steps=5, clip_norm=clip_norm)
+    optimizer = make_optimizer(config, CONFIG.d_model)
+    fresh = fresh.replace(opt_state=optimizer.init(fresh.params))
     plain = step_module.batch_loss
 
     def steep(params, *args):
@@ -198,7 +207,8 @@ def test_an_infinite_gradient_is_named_and_skipped(fresh, monkeypatch):
         return sums.replace(loss=sums.loss + jax.numpy.sqrt(bias[3]))
 
     monkeypatch.setattr(step_module, "batch_loss", steep)
-    state, metrics = jax.jit(step_function(None))(fresh, batches(1)[0])
+    step = jax.jit(step_function(None, optimizer=optimizer))
+    state, metrics = step(fresh, batches(1)[0])
     assert np.isfinite(metrics.sums.loss) and int(metrics.bad_total) == 1
     name = value_names(fresh.params)[int(metrics.first_bad)]
     assert name == "the gradient of decoder/layer_0/feed_forward/up/bias"

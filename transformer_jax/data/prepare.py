@@ -78,6 +78,8 @@ def prepare(
             "config.describe.decoder_only is true: such a config is for counting, by "
             "`transformer-jax describe`; only encoder-decoder models are trained"
         )
+    if workdir.exists() and not workdir.is_dir():
+        raise ConfigError(f"--workdir={workdir} is a file; name a folder")
     begun = _has_begun(workdir)
     if begun:
         config = _of_same_run(config, workdir, report)
@@ -155,7 +157,10 @@ def _read_record(workdir: pathlib.Path) -> dict[str, Any]:
     file = workdir / "data.json"
     if not file.exists():
         return {"tokenizer": None, "splits": {}}
-    return json.loads(file.read_text(encoding="utf-8"))
+    try:
+        return dict(json.loads(file.read_bytes()))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON: {error}; restore it") from error
 
 
 def _write_record(workdir: pathlib.Path, recipe: str | None, splits: Any) -> None:
@@ -166,7 +171,8 @@ def _write_record(workdir: pathlib.Path, recipe: str | None, splits: Any) -> Non
 def _changed(what: str) -> DataError:
     return DataError(
         f"the {what} data are not those this run began with; restore the files, or "
-        "start a new run in another --workdir"
+        "start a new run in another --workdir, with --init_from=OLD to begin with this "
+        "one's parameters"
     )
 
 
@@ -196,6 +202,9 @@ def _make_vocabularies(
                 del settings[name]
         recipe = _digest([corpus, settings, config.train.seed])
     if recorded["tokenizer"] != recipe or not all(file.exists() for file in files):
+        for file in (*files, workdir / "data.json"):
+            if begun and not file.exists():
+                raise DataError(f"{file} of this run is gone; restore it")
         if begun:
             raise _changed("train")
         if given:
@@ -224,7 +233,12 @@ def _train_vocabulary(
 
 
 def _write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file beside `path` and renames it, so that no half file is ever seen."""
+    """Writes a file beside `path` and renames it, so that no half file is ever seen.
+
+    Where it holds `content`, nothing is written: a finished run may be read-only.
+    """
+    if path.is_file() and path.read_bytes() == content:
+        return
     beside = path.with_name(path.name + ".partial")
     beside.write_bytes(content)
     beside.replace(path)

@@ -22,15 +22,20 @@ from transformer_jax.data import textfiles
 from transformer_jax.data.tokenizer import UNK_ID, Tokenizer
 from transformer_jax.data.vocabularies import SIDES, Vocabularies
 from transformer_jax.data.workers import Encoded, encode_pairs
+from transformer_jax.errors import DataError
 
 
 class TokenizedSide:
     """One side of a tokenised corpus; `side[i]` is a view of sentence i's ids."""
 
     def __init__(self, folder: pathlib.Path, name: str) -> None:
-        """Maps the arrays of side `name` of `folder`."""
+        """Maps the arrays of side `name` of `folder`; ValueError if they are cut."""
         self.ids = np.load(folder / f"{name}.ids.npy", mmap_mode="r")
         self.offsets = np.load(folder / f"{name}.offsets.npy", mmap_mode="r")
+        if len(self.ids) != self.offsets[-1]:
+            raise ValueError(
+                f"{name}.ids.npy holds {len(self.ids)} ids, not {self.offsets[-1]}"
+            )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -43,13 +48,26 @@ class TokenizedCorpus:
     """A split as token ids, without BOS and EOS."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Opens the folder of a prepared split."""
+        """Opens the folder of a prepared split.
+
+        Raises:
+            DataError: a file is missing or cut short.
+        """
         self.folder = folder
-        self.manifest: dict[str, Any] = json.loads(
-            (folder / "manifest.json").read_text(encoding="utf-8")
+        try:
+            self.manifest: dict[str, Any] = json.loads(
+                (folder / "manifest.json").read_text(encoding="utf-8")
+            )
+            self.source = TokenizedSide(folder, "source")
+            self.target = TokenizedSide(folder, "target")
+        except (OSError, ValueError, EOFError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _damaged(self, reason: str) -> DataError:
+        return DataError(
+            f"the tokenised data in {self.folder} are damaged: {reason}; delete that "
+            "folder, then transformer-jax prepare (or train) makes it again"
         )
-        self.source = TokenizedSide(folder, "source")
-        self.target = TokenizedSide(folder, "target")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -89,11 +107,19 @@ class TokenizedCorpus:
         )
 
     def text(self) -> tuple[list[str], list[str]]:
-        """Returns the sentences of both sides as they were read (valid and test)."""
-        return tuple(  # pyright: ignore[reportReturnType]
+        """Returns the sentences of both sides as they were read (valid and test).
+
+        Raises:
+            DataError: a file is missing or cut short.
+        """
+        source, target = (
             list(textfiles.read_lines(str(self.folder / f"{side}.txt")))
             for side in SIDES
         )
+        if not len(source) == len(target) == len(self):
+            counts = f"{len(source)} and {len(target)} lines of text, not {len(self)}"
+            raise self._damaged(counts)
+        return source, target
 
 
 def write_split(

@@ -55,7 +55,9 @@ class Tokenizer:
             self._processor = sentencepiece.SentencePieceProcessor()
             self._processor.LoadFromSerializedProto(model)
         except RuntimeError as error:
-            raise DataError(f"{origin} is not a SentencePiece model") from error
+            raise DataError(
+                f"{origin} is not a SentencePiece model; restore it, or name another"
+            ) from error
         found = (
             self._processor.pad_id(),
             self._processor.eos_id(),

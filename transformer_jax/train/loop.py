@@ -18,7 +18,7 @@ import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
-from transformer_jax.config import Config
+from transformer_jax.config import Config, TrainConfig
 from transformer_jax.data.batching import Batch, Shape
 from transformer_jax.data.pipeline import (
     TrainBatches,
@@ -40,7 +40,7 @@ from transformer_jax.train.metrics import (
     read_rows,
     train_metrics,
 )
-from transformer_jax.train.origin import InitFrom, initial_params, is_already_done
+from transformer_jax.train.origin import InitFrom, initial_params, still_to_load
 from transformer_jax.train.programs import Programs
 from transformer_jax.train.step import (
     StepMetrics,
@@ -83,7 +83,7 @@ class Trainer:
         self.model = Transformer(config.model, size, source_vocab_size=source_size)
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
-        self.checkpoints = Checkpoints(workdir, report, train.keep_last)
+        self.checkpoints = Checkpoints(workdir, report, train.kept_newest)
         kept = read_shapes(workdir) if self.checkpoints.steps() else None
         self.batches = TrainBatches(
             data.splits["train"], config.batch, train.seed, kept
@@ -228,8 +228,7 @@ def train(config: Config, workdir: pathlib.Path, init: InitFrom | None = None) -
     parallel.cache_compilations()
     progress = TrainProgress(0, config.train.steps)
     try:
-        if init and is_already_done(init, workdir, progress.say):
-            init = None
+        init = still_to_load(init, workdir, progress.say)
         data = prepare(config, workdir, progress.say, progress.track)
         trainer = Trainer(config, workdir, data, progress.say)
         with contextlib.closing(trainer.checkpoints), _signals() as signals:
@@ -283,10 +282,7 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
         )
         if spelling := corpus.spelling():
             lines.append(f"{'':11} {spelling}")
-    lines.append(
-        f"checkpoints the last {config.train.keep_last} and the best by valid BLEU, "
-        f"every {config.train.save_every} steps"
-    )
+    lines.append(f"checkpoints {keep_rule(config.train)}")
     if int(state.step):
         lines.append(f"resuming    at step {int(state.step)}")
         if not trainer.shapes_are_kept:
@@ -295,6 +291,19 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
                 "from here on its pairs come in a new order"
             )
     return lines
+
+
+def keep_rule(config: TrainConfig) -> str:
+    """Says when checkpoints are written, and which of them are kept."""
+    kept = f"the newest {config.kept_newest} are kept"
+    if config.average_last > config.keep_last:
+        kept += f" (config.train.keep_last is {config.keep_last})"
+    if config.average_last:
+        kept += f", of which {config.average_last} for the average"
+    return (
+        f"every {config.save_every} updates and at each evaluation; {kept}, and the "
+        "best by valid BLEU"
+    )
 
 
 def _run(
@@ -322,6 +331,7 @@ def _run(
             step += 1
             pending.append(metrics)
             progress.advance(step)
+            trainer.checkpoints.check()
             if len(pending) > RUN_AHEAD:
                 jax.block_until_ready(pending[-1 - RUN_AHEAD].sums.tokens)
             over = ending.reason(step)

@@ -1,4 +1,4 @@
-"""The paper's learning-rate schedule and Adam (section 5.3)."""
+"""The paper's learning-rate schedule and Adam (section 5.3), and clipping."""
 
 from collections.abc import Callable
 
@@ -27,10 +27,13 @@ def learning_rate(
 
 
 def make_optimizer(config: TrainConfig, d_model: int) -> optax.GradientTransformation:
-    """Returns Adam under the schedule; no clipping and no decay, as in the paper."""
-    return optax.adam(
+    """Returns Adam under the schedule, without decay; clipped only where asked for."""
+    adam = optax.adam(
         learning_rate(config, d_model),
         b1=config.adam_beta1,
         b2=config.adam_beta2,
         eps=config.adam_epsilon,
     )
+    if not config.clip_norm:
+        return adam
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adam)

@@ -23,21 +23,32 @@ class InitFrom:
     checkpoint: str = "best"  # best, last, average or a step
 
 
-def is_already_done(init: InitFrom, workdir: pathlib.Path, report: Report) -> bool:
-    """Says whether `workdir`, which may hold checkpoints, began from `init`.
+def still_to_load(
+    init: InitFrom | None, workdir: pathlib.Path, report: Report
+) -> InitFrom | None:
+    """Returns where the parameters of `workdir` are yet to come from, if anywhere.
+
+    A run that was killed before step 0 was saved remembers it without the flag.
 
     Raises:
         ConfigError: it holds checkpoints and began otherwise.
     """
+    record = workdir / "init_from.json"
+    try:
+        before = json.loads(record.read_bytes()) if record.exists() else {}
+    except ValueError as error:
+        raise ConfigError(f"{record} is not JSON: {error}; restore it") from error
     checkpoints = workdir / "checkpoints"
     if not any(path.name.isdecimal() for path in checkpoints.glob("*")):
-        return False
-    record = workdir / "init_from.json"
-    before = json.loads(record.read_text("utf-8")) if record.exists() else {}
+        if init or not before:
+            return init
+        return InitFrom(pathlib.Path(before["workdir"]), before["checkpoint"])
+    if not init:
+        return None
     wanted = [str(init.workdir.resolve()), init.checkpoint]
     if [before.get("workdir"), before.get("checkpoint")] == wanted:
         report(f"--init_from={init.workdir} is of no effect: the run goes on")
-        return True
+        return None
     began = " from ".join(["began", before["workdir"]] if before else ["began anew"])
     raise ConfigError(
         f"--init_from={init.workdir}: {workdir} already holds checkpoints of a run "
