@@ -3,7 +3,7 @@
 Reproduces: Table 2, base: BLEU 27.3 on newstest2014 in the paper's tokenised,
             compound-split measure; expect 25.8 to 26.6 in sacreBLEU.
 Command:    transformer-jax train --config=configs/base.py --workdir=runs/base
-            transformer-jax average --workdir=runs/base --last=5
+            transformer-jax average --workdir=runs/base
             transformer-jax evaluate --workdir=runs/base --checkpoint=average
 Hardware:   8 P100 for 12 hours in the paper. Not run here: needs WMT14 and an
             accelerator.
@@ -22,4 +22,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.data.tfds_name = "wmt14_translate/de-en"
     config.data.source_lang = "en"
     config.data.target_lang = "de"
+    config.train.average_last = 5
     return config

@@ -4,7 +4,7 @@ Reproduces: Table 2, big: BLEU 28.4 English-German, 41.8 English-French on newst
             in the paper's measure; expect 26.9 to 27.7 in sacreBLEU for English-German.
 Command:    transformer-jax train --config=configs/big.py --workdir=runs/big
             transformer-jax train --config=configs/big.py:en-fr --workdir=runs/big-fr
-            transformer-jax average --workdir=runs/big --last=20
+            transformer-jax average --workdir=runs/big
             transformer-jax evaluate --workdir=runs/big --checkpoint=average
 Hardware:   8 P100 for 3.5 days in the paper. Not run here: needs WMT14 and an
             accelerator.
@@ -32,5 +32,5 @@ def get_config(pair: str = "en-de") -> ml_collections.ConfigDict:
     config.train.steps = 300_000
     config.train.save_every = 600  # 10 minutes apart at the paper's 1.0 s a step
     config.train.eval_every = 3000
-    config.train.keep_last = 20
+    config.train.average_last = 20
     return config

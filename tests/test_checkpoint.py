@@ -5,6 +5,7 @@ import os
 import shutil
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from transformer_jax.checkpoint import (
@@ -71,6 +72,42 @@ def test_load_by_name(tmp_path):
             load_params(tmp_path, which, print)
 
 
+def files(folder) -> dict:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_reading_beside_a_run_that_saves_touches_nothing(tmp_path, capsys):
+    """A save that is half done, and a checkpoint whose metrics are cut short."""
+    save(tmp_path, {1: 5.0, 2: 9.0}).close()
+    half = tmp_path / "checkpoints" / "3.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "checkpoints" / "2", half)
+    before = files(tmp_path)
+    for which in ("best", "last", "1"):
+        load_params(tmp_path, which, print)
+    assert files(tmp_path) == before
+    (tmp_path / "checkpoints" / "1" / "metrics" / "metrics").write_text("{")
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match="metrics of checkpoint 1 in"):
+        load_params(tmp_path, "best", print)
+    assert files(tmp_path) == before
+    save(tmp_path, {4: None}).close()  # the run itself tidies up
+    assert not half.exists() and (tmp_path / "damaged").is_dir()
+
+
+def test_an_average_that_fails_leaves_the_old(tmp_path, monkeypatch):
+    save(tmp_path, {1: None, 2: None}).close()
+    average(tmp_path, 1, print)
+    before = files(tmp_path / "average")
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ocp.StandardCheckpointer, "save", full)
+    with pytest.raises(CheckpointError, match="No space left on device; an earlier"):
+        average(tmp_path, 2, print)
+    assert files(tmp_path / "average") == before
+
+
 def test_without_evaluation_the_best_is_the_last(tmp_path):
     save(tmp_path, {1: None, 2: None}).close()
     assert load_params(tmp_path, "best", print).steps == [2]
@@ -79,7 +116,7 @@ def test_without_evaluation_the_best_is_the_last(tmp_path):
 def test_nothing_there(tmp_path):
     with pytest.raises(CheckpointError, match="train there first"):
         load_params(tmp_path, "best", print)
-    Checkpoints(tmp_path, print).close()
+    Checkpoints(tmp_path, print, keep_last=1).close()
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         load_params(tmp_path, "last", print)
 

@@ -290,6 +290,10 @@ def test_average_and_decode_with_it(trained, tmp_path, capsys):
     evaluate = ["evaluate", f"--workdir={workdir}", "--checkpoint=average", "--json"]
     assert tiny.run(*evaluate) == 2
     assert "transformer-jax average" in one_line(capsys)
+    assert tiny.run("average", f"--workdir={workdir}") == 2
+    assert "config.train.average_last of the run is 0; say how many by --last" in (
+        one_line(capsys)
+    )
     assert tiny.run("average", f"--workdir={workdir}", "--last=9") == 2
     assert "config.train.keep_last" in one_line(capsys)
     assert tiny.run("average", f"--workdir={workdir}", "--last=2") == 0
@@ -297,6 +301,11 @@ def test_average_and_decode_with_it(trained, tmp_path, capsys):
     assert tiny.run(*evaluate) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["checkpoint_steps"] == [6, 8] and report["checkpoint"] == "average"
+    config = json.loads((workdir / "config.json").read_text())
+    config["train"]["average_last"] = 3
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert tiny.run("average", f"--workdir={workdir}") == 0
+    assert "steps 4, 6, 8" in capsys.readouterr().err
     assert tiny.run("evaluate", f"--workdir={workdir}", "--checkpoint=7") == 2
     message = one_line(capsys)
     assert "--checkpoint=7" in message and "4, 6, 8" in message

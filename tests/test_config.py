@@ -119,6 +119,8 @@ def test_overrides_reach_the_config(tmp_path):
         ),
         ("--config.model.dropout=1", "config.model.dropout is 1.0"),
         ("--config.train.steps=0", "config.train.steps is 0"),
+        ("--config.train.clip_norm=-1", "config.train.clip_norm is -1.0; it must be"),
+        ("--config.train.average_last=-1", "config.train.average_last is -1; it must"),
         ("--config.model.d_model=15", "config.model.d_model is 15"),
         ("--config.batch.tokens=31", "config.batch.tokens is 31"),
         ("--config.batch.row_multiple=999", "config.batch.row_multiple is 999"),

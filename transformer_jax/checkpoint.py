@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,25 +39,39 @@ def _bleu(metrics: Mapping[str, float]) -> float:
     return metrics["bleu"]
 
 
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
+
+
 class Checkpoints:
     """The checkpoints of a workdir."""
 
     def __init__(
-        self, workdir: pathlib.Path, report: Report, keep_last: int = 1
+        self, workdir: pathlib.Path, report: Report, keep_last: int = 0
     ) -> None:
         """Opens `workdir/checkpoints`, made where missing.
 
         Args:
             workdir: the run's folder.
             report: is warned of each damaged checkpoint.
-            keep_last: newest checkpoints that are kept when another is saved.
+            keep_last: newest checkpoints that are kept when another is saved; 0: none
+                is saved, and nothing in the folder is touched, where a run may write.
+
+        Raises:
+            CheckpointError: one that must not be touched is damaged.
         """
         self.folder = (workdir / "checkpoints").absolute()
         self._report = report
         self._begun = 0.0  # when the last save began
         self._stuck = False  # whether it will never be said to be over
-        for step in self._with_unreadable_metrics():  # Orbax would not open the folder
-            self._set_aside(step, "its metrics cannot be read")
+        for step, metrics in self._metrics().items():
+            if metrics is None and keep_last:  # Orbax would not open the folder
+                self._set_aside(step, "its metrics cannot be read")
+            elif metrics is None:
+                raise CheckpointError(
+                    f"the metrics of checkpoint {step} in {self.folder} are damaged; "
+                    "transformer-jax train sets it aside when it goes on"
+                )
         policies = checkpoint_managers.preservation_policy
         keep = policies.AnyPreservationPolicy(
             [
@@ -71,7 +86,8 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=keep,
                 best_fn=_bleu,  # without it metrics are not written
-                cleanup_tmp_directories=True,
+                cleanup_tmp_directories=bool(keep_last),
+                read_only=not keep_last,
             ),
             item_handlers={
                 "params": ocp.StandardCheckpointHandler(),
@@ -79,15 +95,17 @@ class Checkpoints:
             },
         )
 
-    def _with_unreadable_metrics(self) -> list[int]:
-        damaged = []
+    def _metrics(self) -> dict[int, Mapping[str, float] | None]:
+        """Returns those of each evaluated checkpoint, None where they are damaged."""
+        found = {}
         for file in self.folder.glob("*/metrics/metrics"):
-            try:
-                json.loads(file.read_bytes())
-            except (ValueError, OSError):
-                if file.parents[1].name.isdecimal():
-                    damaged.append(int(file.parents[1].name))
-        return damaged
+            step = file.parents[1].name
+            if step.isdecimal():
+                try:
+                    found[int(step)] = json.loads(file.read_bytes())
+                except (ValueError, OSError):
+                    found[int(step)] = None
+        return found
 
     def steps(self) -> list[int]:
         """Returns the steps of whole checkpoints, oldest first."""
@@ -157,11 +175,10 @@ class Checkpoints:
             raise self._save_error(error) from error
 
     def _save_error(self, error: Exception) -> CheckpointError:
-        last = str(error).strip().splitlines()[-1] if str(error) else repr(error)
         return CheckpointError(
-            f"a checkpoint could not be written to {self.folder}: {last}; the earlier "
-            f"ones ({self.steps() or 'none'}) are whole; free space or mend the folder "
-            "and start again"
+            f"a checkpoint could not be written to {self.folder}: {_last_line(error)}; "
+            f"the earlier ones ({self.steps() or 'none'}) are whole; free space or "
+            "mend the folder and start again"
         )
 
     def restore_newest(
@@ -235,8 +252,9 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """Returns the step with the highest validation BLEU, the last on ties."""
-        metrics = {step: self._manager.metrics(step) for step in self.steps()}
-        scored = [(_bleu(found), step) for step, found in metrics.items() if found]
+        scored = [
+            (_bleu(found), step) for step, found in self._metrics().items() if found
+        ]
         return max(scored)[1] if scored else None
 
     def close(self) -> None:
@@ -334,9 +352,22 @@ def average(workdir: pathlib.Path, last: int, report: Report) -> list[int]:
         mean = average_trees({step: checkpoints.params(step) for step in steps[-last:]})
     finally:
         checkpoints.close()
-    with ocp.StandardCheckpointer() as checkpointer:
-        tree = {"params": mean, "steps": np.asarray(steps[-last:], np.int64)}
-        checkpointer.save((workdir / "average").absolute(), tree, force=True)
+    tree = {"params": mean, "steps": np.asarray(steps[-last:], np.int64)}
+    final = (workdir / "average").absolute()
+    partial, old = (final.with_name(f"average.{name}") for name in ("partial", "old"))
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(partial, tree, force=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"the average could not be written to {final}: {_last_line(error)}; an "
+            "earlier one is as it was; free space or mend the folder"
+        ) from error
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    partial.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
     return steps[-last:]
 
 

@@ -1,5 +1,6 @@
 """Training: what is left on disk, and that stopping anywhere changes nothing."""
 
+import functools
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import jax
@@ -17,6 +19,7 @@ import pytest
 import tiny
 
 from transformer_jax import checkpoint
+from transformer_jax.config import TrainConfig
 from transformer_jax.config_file import read_workdir
 from transformer_jax.data import batching
 from transformer_jax.data.batching import Shape
@@ -118,6 +121,16 @@ def test_the_start_block_says_the_size_of_an_update(trained):
     assert np.allclose(lengths.sum(axis=0) / updates, (source, target), atol=0.5)
 
 
+def test_the_start_block_says_which_checkpoints_are_kept(trained):
+    (line,) = [line for line in begun(trained)[1] if line.startswith("checkpoints")]
+    every, kept = line.split("; ")
+    assert every == "checkpoints every 2 updates and at each evaluation"
+    assert kept == "the newest 3 are kept, and the best by valid BLEU"
+    rule = loop.keep_rule(TrainConfig(keep_last=3, average_last=5, save_every=7))
+    assert rule.startswith("every 7 updates and at each evaluation; the newest 5 are ")
+    assert "(config.train.keep_last is 3), of which 5 for the average, and" in rule
+
+
 def test_loss_falls(trained):
     losses = [row["loss"] for row in rows(trained) if row["kind"] == "train"]
     assert losses[-1] < losses[0]
@@ -131,10 +144,55 @@ def test_a_finished_run_started_again_changes_nothing(trained, capsys):
     assert before == after
 
 
-@pytest.mark.parametrize("stop", [1, 3, 5])
-def test_stop_and_resume_is_the_same_run(trained, tmp_path, monkeypatch, stop):
-    """Stopped by the real signal after `stop` updates; 5 is in the second epoch."""
-    config = str(trained.parent / "corpus" / "config.py")
+# Overrides under which a stop must change nothing.
+VARIANTS = {
+    "plain": [],  # all of it inside warm-up
+    "clipped": ["--config.train.warmup_steps=4", "--config.train.clip_norm=0.5"],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(trained, tmp_path_factory) -> Callable[[str], pathlib.Path]:
+    """Returns a function that gives the run of a variant in one go."""
+
+    @functools.cache
+    def run(variant: str) -> pathlib.Path:
+        if not VARIANTS[variant]:
+            return trained
+        workdir, config = tmp_path_factory.mktemp("whole"), config_of(trained)
+        assert tiny.train(config, workdir, VARIANTS[variant]) == 0
+        return workdir
+
+    return run
+
+
+def config_of(trained: pathlib.Path) -> str:
+    return str(trained.parent / "corpus" / "config.py")
+
+
+@pytest.mark.parametrize(
+    ("variant", "stop"),
+    [
+        ("plain", "after the first update"),
+        ("plain", "at the border of epochs"),
+        ("plain", "in the second epoch"),
+        ("clipped", "just before the end of warm-up"),
+    ],
+)
+def test_stop_and_resume_is_the_same_run(
+    whole, trained, tmp_path, monkeypatch, variant, stop
+):
+    """Stopped by the real signal."""
+    config, flags, whole = config_of(trained), VARIANTS[variant], whole(variant)
+    batches = loop.TrainBatches(
+        open_split(whole, "train"), read_workdir(whole).batch, 0, read_shapes(whole)
+    )
+    stop = {
+        "after the first update": 1,
+        "just before the end of warm-up": read_workdir(whole).train.warmup_steps - 1,
+        "at the border of epochs": batches.batches_per_epoch,
+        "in the second epoch": batches.batches_per_epoch + 1,
+    }[stop]
     update, count = loop.Trainer.update, 0
 
     def stopping(self, state, batch):
@@ -145,17 +203,17 @@ def test_stop_and_resume_is_the_same_run(trained, tmp_path, monkeypatch, stop):
         return update(self, state, batch)
 
     monkeypatch.setattr(loop.Trainer, "update", stopping)
-    assert tiny.train(config, tmp_path / "run") == 128 + signal.SIGTERM
+    assert tiny.train(config, tmp_path / "run", flags) == 128 + signal.SIGTERM
     monkeypatch.undo()
     newest = max(checkpoint_steps(tmp_path / "run"))
-    assert newest == stop
-    assert tiny.train(config, tmp_path / "run") == 0
-    assert same(state_of(tmp_path / "run", 8), state_of(trained, 8))
-    resumed, whole = rows(tmp_path / "run"), rows(trained)
+    assert newest == stop < 8
+    assert tiny.train(config, tmp_path / "run", flags) == 0
+    assert same(state_of(tmp_path / "run", 8), state_of(whole, 8))
+    resumed, in_one_go = rows(tmp_path / "run"), rows(whole)
     steps = [(row["kind"], row["step"]) for row in resumed]
     assert len(set(steps)) == len(steps)
     last = without_times([r for r in resumed if r["step"] == 8])
-    assert last == without_times([r for r in whole if r["step"] == 8])
+    assert last == without_times([r for r in in_one_go if r["step"] == 8])
 
 
 def checkpoint_steps(workdir: pathlib.Path) -> list[int]:

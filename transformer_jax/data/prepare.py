@@ -278,6 +278,7 @@ def _tokenize(
             report(f"warning: {warning}")
         manifest = {"recipe": recipe, **found, "unclean": pairs.cleaner.found()}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        shutil.rmtree(final, ignore_errors=True)  # one without a manifest
         partial.rename(final)
     corpus = TokenizedCorpus(final)
     if not len(corpus):
