@@ -145,8 +145,9 @@ class Checkpoints:
             raise self._save_error(error) from error
 
     def check(self) -> None:
-        """Raises CheckpointError if the last save failed; waits for nothing."""
-        if not self._manager.is_saving_in_progress():
+        """Raises CheckpointError if the last save failed or hangs; does not wait."""
+        late = time.monotonic() - self._begun > SAVE_LIMIT
+        if late or not self._manager.is_saving_in_progress():
             self.wait()
 
     def wait(self) -> None:
@@ -175,10 +176,12 @@ class Checkpoints:
             raise self._save_error(error) from error
 
     def _save_error(self, error: Exception) -> CheckpointError:
+        names = [path.name for path in self.folder.glob("*")]  # not what Orbax expects
+        whole = sorted(int(name) for name in names if name.isdecimal()) or "none"
         return CheckpointError(
             f"a checkpoint could not be written to {self.folder}: {_last_line(error)}; "
-            f"the earlier ones ({self.steps() or 'none'}) are whole; free space or "
-            "mend the folder and start again"
+            f"the earlier ones ({whole}) are whole; free space or mend the folder and "
+            "start again"
         )
 
     def restore_newest(

@@ -166,7 +166,7 @@ def test_a_corpus_that_changed(trained, tmp_path, train, change):
         for old in source.parent.glob("*.old"):
             old.replace(old.with_suffix(""))
     assert code == 2 and hashes(workdir) == before
-    wanted = "does not exist" if change == "gone" else "--init_from"
+    wanted = "train.en cannot be read" if change == "gone" else "--init_from"
     assert wanted in message
 
 
