@@ -100,16 +100,16 @@ class MetricsWriter:
 def read_rows(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.jsonl` up to `step`.
 
-    A last line cut short by a crash is left out.
+    A last line cut short by a crash, or one that is no row, is left out.
     """
     path = workdir / "metrics.jsonl"
     rows = []
-    for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else []:
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
             row = json.loads(line)
             if row["step"] <= step:
                 rows.append(row)
-        except (json.JSONDecodeError, KeyError):
+        except (ValueError, KeyError, TypeError):
             continue
     return rows
 
