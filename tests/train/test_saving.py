@@ -11,6 +11,7 @@ import pytest
 import tiny
 
 from transformer_jax import checkpoint
+from transformer_jax.errors import CheckpointError
 from transformer_jax.train import loop
 
 PATIENCE = 60.0  # seconds after which a test that hangs gives up
@@ -67,11 +68,24 @@ def test_the_run_goes_on_while_a_save_is_written(
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_slow_save_is_warned_of_first(tmp_path, monkeypatch, slow_disk):
+    monkeypatch.setattr(checkpoint, "SAVE_WARNING", 0.0)
+    monkeypatch.setattr(checkpoint, "SAVE_LIMIT", 5.0)
+    said: list[str] = []
+    checkpoints = checkpoint.Checkpoints(tmp_path, said.append, keep_last=2)
+    free, tree = slow_disk(7), {"kernel": np.ones((2, 3), np.float32)}
+    checkpoints.save(7, tree, {"step": np.zeros((), np.int32)}, {})
+    checkpoints.check()  # waits for nothing
+    with pytest.raises(CheckpointError, match=r"not written after 5 seconds.*\(none\)"):
+        checkpoints.wait()
+    assert ["the run waits for it up to 5" in line for line in said] == [True]
+    free.set()
+
+
 def test_a_save_that_hangs_stops_the_run(
     trained, tmp_path, monkeypatch, slow_disk, capsys
 ):
-    monkeypatch.setattr(checkpoint, "SAVE_WARNING", 0.0)
-    monkeypatch.setattr(checkpoint, "SAVE_LIMIT", 4.0)
+    monkeypatch.setattr(checkpoint, "SAVE_LIMIT", 1.0)
     free = slow_disk(6)
     config = str(trained.parent / "corpus" / "config.py")
     flags = ["--config.train.steps=12", "--config.train.eval_every=12"]
@@ -79,9 +93,9 @@ def test_a_save_that_hangs_stops_the_run(
         assert tiny.train(config, tmp_path / "run", flags) == 2
     finally:
         free.set()
-    *_, warning, message = capsys.readouterr().err.splitlines()
-    assert "a checkpoint is not written after 0 seconds; the run waits" in warning
-    assert "not written after 4 seconds; the earlier ones ([2, 4]) are" in message
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "not written after" in message
+    assert "the earlier ones ([2, 4]) are whole; free space" in message
     monkeypatch.undo()
     assert tiny.train(config, tmp_path / "run") == 0
     found, wanted = (whole_state(w, 8) for w in (tmp_path / "run", trained))
