@@ -41,7 +41,7 @@ ALLOWED = {
     },
     "train.metrics": {"progress", "train.loss", "train.step"},
     "train.ending": {"config"},
-    "train.origin": {"checkpoint", "data.tokenizer"},
+    "train.origin": {"checkpoint", "config_file", "data.vocabularies"},
     "train.loop": {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
         "evaluate", "train",

@@ -263,7 +263,8 @@ class Checkpoints:
     def close(self) -> None:
         """Ends background work; a save that failed was reported before."""
         with contextlib.suppress(CheckpointError):
-            self._stuck or self.wait()
+            if not self._stuck:
+                self.wait()
         if not self._stuck:
             self._manager.close()
 

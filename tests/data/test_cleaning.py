@@ -175,7 +175,9 @@ def test_what_is_cleaned_and_left_out_is_counted(tmp_path, capsys):
     clean = tiny.sentences(60, 0)
     clean[2] = f"{clean[2][0]} c", clean[2][1]
     del clean[8], clean[6]
-    texts = [prepared.vocabularies.source.decode(train.source[i].tolist()) for i in range(58)]
+    texts = [
+        prepared.vocabularies.source.decode(train.source[i].tolist()) for i in range(58)
+    ]
     assert texts == [source for source, _ in clean]
     assert len(prepared.splits["valid"]) == 7
     assert tiny.run("prepare", f"--config={path}", f"--workdir={tmp_path / 'run'}") == 0

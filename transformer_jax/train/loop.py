@@ -243,12 +243,12 @@ def train(config: Config, workdir: pathlib.Path, init: InitFrom | None = None) -
                 progress.say(line)
             if init:
                 params = initial_params(
-                    init, workdir, data.tokenizer, state.params, progress.say
+                    init, workdir, data.vocabularies, state.params, progress.say
                 )
                 state = state.replace(params=params)
             write_shapes(workdir, trainer.batches.shapes)
             if init:
-                trainer.save(parallel.replicate(state))
+                trainer.save(trainer.layout.place(state, trainer.axes))
             _run(trainer, state, ending, progress, signals)
     finally:
         progress.close()

@@ -11,7 +11,8 @@ import pathlib
 from typing import Any
 
 from transformer_jax.checkpoint import Report, load_params, require_same_shapes
-from transformer_jax.data.tokenizer import Tokenizer
+from transformer_jax.config_file import read_workdir
+from transformer_jax.data.vocabularies import Vocabularies, model_files
 from transformer_jax.errors import ConfigError
 
 
@@ -60,7 +61,7 @@ def still_to_load(
 def initial_params(
     init: InitFrom,
     workdir: pathlib.Path,
-    vocabulary: Tokenizer,
+    vocabularies: Vocabularies,
     fresh: Any,
     report: Report,
 ) -> Any:
@@ -69,7 +70,7 @@ def initial_params(
     Args:
         init: the old run.
         workdir: the new run's folder.
-        vocabulary: of the new run.
+        vocabularies: of the new run.
         fresh: parameters of the new run's model.
         report: is told where they come from.
 
@@ -81,11 +82,13 @@ def initial_params(
         CheckpointError: there is no such checkpoint, or it is of another model.
     """
     loaded = load_params(init.workdir, init.checkpoint, report)
-    theirs = init.workdir / "tokenizer.model"
-    if Tokenizer.load(theirs).fingerprint != vocabulary.fingerprint:
+    joint = read_workdir(init.workdir).tokenizer.joint
+    theirs = model_files(init.workdir, joint)
+    if Vocabularies.load(theirs).fingerprint != vocabularies.fingerprint:
         raise ConfigError(
             f"--init_from={init.workdir}: its vocabulary is not that of {workdir}; set "
-            f"config.tokenizer.model_path to {theirs}"
+            f"config.tokenizer.model_path to {','.join(map(str, theirs))}"
+            + ("" if joint else " and config.tokenizer.joint to false")
         )
     require_same_shapes(fresh, loaded.params, f"--init_from={init.workdir}")
     steps = ", ".join(map(str, loaded.steps))
