@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorboardX
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
 
 from transformer_jax.progress import Progress, clock
 from transformer_jax.train.loss import LossSums
@@ -78,9 +80,13 @@ class MetricsWriter:
             kept.write_text("".join(rows), encoding="utf-8")
             kept.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8")
-        self._board = tensorboardX.SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=step + 1
-        )
+        # Not its SummaryWriter: that has a thread which dies of a full disk, and then
+        # the run waits for it.
+        board = workdir / "tensorboard"
+        board.mkdir(exist_ok=True)
+        self._board = EventsWriter(str(board / "events"))
+        dropped = SessionLog(status=SessionLog.START)
+        self._add_event(step + 1, session_log=dropped)
 
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Adds one row: `kind` (train, valid or event), `step`, and the values."""
@@ -89,7 +95,11 @@ class MetricsWriter:
         self._file.flush()
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+                self._add_event(step, summary=scalar(f"{kind}/{name}", value))
+        self._board.flush()
+
+    def _add_event(self, step: int, **content: Any) -> None:
+        self._board.write_event(Event(step=step, wall_time=time.time(), **content))
 
     def close(self) -> None:
         """Closes the files."""
