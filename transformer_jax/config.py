@@ -90,6 +90,7 @@ class BatchConfig:
     tokens: int = 25_000  # at most so many padded tokens a side, over all devices
     buckets: int = 18  # array shapes, so also compilations, at the most
     row_multiple: int = 8  # rows are a multiple of it; best a multiple of the devices
+    packing: bool = False  # several pairs a row, one shape; buckets are of validation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_jax.model.masks import cache_mask, causal_mask, padding_mask
+from transformer_jax.model.masks import (
+    cache_mask,
+    causal_mask,
+    padding_mask,
+    segment_mask,
+)
 
 
 def as_text(mask: jax.Array) -> list[str]:
@@ -37,3 +42,10 @@ def test_masks_combine_by_and() -> None:
     mask = causal_mask(3) & padding_mask(jnp.asarray([2, 3]), 3)
     assert mask.shape == (2, 3, 3)
     assert as_text(mask) == ["100", "110", "110", "100", "110", "111"]
+
+
+def test_segment_mask_sees_the_same_segment_only() -> None:
+    queries, keys = jnp.asarray([[1, 1, 2], [1, 0, 0]]), jnp.asarray([[1, 2, 2, 0]] * 2)
+    mask = segment_mask(queries, keys)
+    assert mask.shape == (2, 3, 4)
+    assert as_text(mask) == ["1000", "1000", "0110", "1000", "0001", "0001"]

@@ -19,13 +19,19 @@ SWEEPS = 8  # rounds of moving shapes; two to four are the rule
 
 
 class Batch(NamedTuple):
-    """R pairs. Rows that only fill the shape have length 0 and count for nothing."""
+    """R pairs. Rows that only fill the shape have length 0 and count for nothing.
+
+    A packed row holds several pairs end to end: its segments say which, counted from 1
+    and 0 for padding, and its length is that of all of them.
+    """
 
     source: np.ndarray  # [R, S] int32, EOS last
     source_length: np.ndarray  # [R] int32, EOS included
     target_in: np.ndarray  # [R, T] int32: BOS, then the target without its last token
     target_out: np.ndarray  # [R, T] int32, EOS last
     target_length: np.ndarray  # [R] int32, EOS included
+    source_segment: np.ndarray | None = None  # [R, S] int32, None where not packed
+    target_segment: np.ndarray | None = None  # [R, T] int32
 
 
 class Shape(NamedTuple):
@@ -99,14 +105,7 @@ def choose_shapes(lengths: np.ndarray, config: BatchConfig) -> list[Shape]:
     Raises:
         ConfigError: the longest pair has no room in the token budget.
     """
-    longest = int(lengths.max())
-    if longest * config.row_multiple > config.tokens:
-        need = longest * config.row_multiple
-        raise ConfigError(
-            f"config.batch.tokens = {config.tokens} holds no {config.row_multiple} "
-            f"rows (config.batch.row_multiple) of the longest sentence, {longest} "
-            f"tokens; set it to {need} or more, or lower config.model.max_length"
-        )
+    check_budget(int(lengths.max()), config)
     sides = _choose_sides(lengths, config.buckets)
     while True:
         shapes = [Shape(1, *side) for side in sides]
@@ -123,6 +122,17 @@ def choose_shapes(lengths: np.ndarray, config: BatchConfig) -> list[Shape]:
         if all(share.kept for share in shares):
             return shapes
         sides = [side for side, share in zip(sides, shares, strict=True) if share.kept]
+
+
+def check_budget(longest: int, config: BatchConfig) -> None:
+    """Raises ConfigError if the longest sentence has no room in the token budget."""
+    if longest * config.row_multiple > config.tokens:
+        need = longest * config.row_multiple
+        raise ConfigError(
+            f"config.batch.tokens = {config.tokens} holds no {config.row_multiple} "
+            f"rows (config.batch.row_multiple) of the longest sentence, {longest} "
+            f"tokens; set it to {need} or more, or lower config.model.max_length"
+        )
 
 
 class Share(NamedTuple):

@@ -4,6 +4,7 @@ Nothing needs to be replayed: batch number n of a run is found directly, so resu
 costs the same at any step, and the only state to save is the number of the next batch.
 """
 
+import abc
 import collections
 import functools
 import json
@@ -22,7 +23,37 @@ from transformer_jax.errors import DataError
 PREFETCH = 4  # batches made ahead of the device
 
 
-class TrainBatches:
+class Batches(abc.ABC):
+    """An endless sequence of training batches, of a few shapes."""
+
+    shapes: list[Shape]
+    batches_per_epoch: int
+    tokens_per_epoch: tuple[int, ...]  # of each side
+    padding: float  # share of all places
+
+    @property
+    def eval_shapes(self) -> list[Shape]:
+        """Shapes for batches with one pair a row."""
+        return self.shapes
+
+    @abc.abstractmethod
+    def batch(self, number: int) -> Batch:
+        """Returns batch `number` of the run, counted from 0 over all epochs."""
+
+    def from_batch(self, number: int) -> Iterator[Batch]:
+        """Yields batches from `number` on, made ahead by a background thread."""
+        with ThreadPoolExecutor(1, "batches") as pool:
+            ahead = collections.deque(
+                pool.submit(self.batch, number + i) for i in range(PREFETCH)
+            )
+            number += PREFETCH
+            while True:
+                yield ahead.popleft().result()
+                ahead.append(pool.submit(self.batch, number))
+                number += 1
+
+
+class TrainBatches(Batches):
     """The endless sequence of training batches of a corpus.
 
     Each epoch holds every pair exactly once; pairs are shuffled and grouped by shape,
@@ -63,7 +94,7 @@ class TrainBatches:
             count * shape.rows * shape.width
             for count, shape in zip(counts, self.shapes, strict=True)
         )
-        self.tokens_per_epoch = tuple(lengths.sum(axis=0).tolist())  # of each side
+        self.tokens_per_epoch = tuple(lengths.sum(axis=0).tolist())
         self.padding = 1.0 - sum(self.tokens_per_epoch) / places
 
     def batch(self, number: int) -> Batch:
@@ -92,18 +123,6 @@ class TrainBatches:
             for start in range(0, len(pairs), self.shapes[index].rows)
         ]
         return members, [batches[i] for i in rng.permutation(len(batches))]
-
-    def from_batch(self, number: int) -> Iterator[Batch]:
-        """Yields batches from `number` on, made ahead by a background thread."""
-        with ThreadPoolExecutor(1, "batches") as pool:
-            ahead = collections.deque(
-                pool.submit(self.batch, number + i) for i in range(PREFETCH)
-            )
-            number += PREFETCH
-            while True:
-                yield ahead.popleft().result()
-                ahead.append(pool.submit(self.batch, number))
-                number += 1
 
 
 def write_shapes(workdir: pathlib.Path, shapes: list[Shape]) -> None:

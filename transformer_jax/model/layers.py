@@ -43,6 +43,21 @@ def sinusoid(length: int, config: ModelConfig) -> np.ndarray:
     return table.reshape(length, config.d_model).astype(np.float32)
 
 
+def segment_positions(segment: jax.Array) -> jax.Array:
+    """Returns the positions in packed rows, which start anew in each segment.
+
+    Args:
+        segment: `[B, T] int32`, numbers of the segments, 0 for padding.
+
+    Returns:
+        `[B, T] int32`, 0 at padding.
+    """
+    place = jnp.arange(segment.shape[1])
+    first = jnp.diff(segment, axis=1, prepend=-1) != 0
+    start = jax.lax.cummax(jnp.where(first, place, 0), axis=1)
+    return jnp.where(segment > 0, place - start, 0)
+
+
 class Dropout(nn.Module):
     """Dropout whose mask for a row depends on the row's place in the global batch.
 
@@ -134,6 +149,7 @@ class Positions(nn.Module):
         deterministic: bool,
         index: jax.Array | None = None,
         length: int | None = None,
+        packed: jax.Array | None = None,
     ) -> jax.Array:
         """Adds encodings to `x [B, T, D]`.
 
@@ -142,6 +158,8 @@ class Positions(nn.Module):
             deterministic: no dropout.
             index: `[] int32`, the position of `x [B, 1, D]` in step-by-step decoding.
             length: with `index`, an upper bound of the positions.
+            packed: `[B, T] int32`, the positions in packed rows; learned ones are below
+                `max_length`, however long the rows are.
 
         Raises:
             ValueError: learned positions, and more of them than `max_length`.
@@ -149,6 +167,8 @@ class Positions(nn.Module):
         config = self.config
         length = x.shape[1] if length is None else length
         if config.positions == "learned":
+            if packed is not None:
+                length = min(length, config.max_length)
             if length > config.max_length:
                 raise ValueError(
                     f"{length} positions, but model.max_length is {config.max_length}"
@@ -165,6 +185,8 @@ class Positions(nn.Module):
             table = jnp.asarray(sinusoid(length, config))
         if index is not None:
             table = jax.lax.dynamic_slice_in_dim(table, index, 1)
+        if packed is not None:
+            table = table[packed]
         x = x + table.astype(x.dtype)
         return Dropout(config.dropout, self.data_axis)(x, deterministic)
 

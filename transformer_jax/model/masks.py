@@ -22,6 +22,16 @@ def causal_mask(length: int) -> jax.Array:
     return jnp.tril(jnp.ones((1, length, length), bool))
 
 
+def segment_mask(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """Returns `[B, T, S] bool`: in packed rows, a token sees its own segment only.
+
+    Args:
+        queries: `[B, T] int32`, the segment of each token, 0 for padding.
+        keys: `[B, S] int32`, likewise.
+    """
+    return queries[:, :, None] == keys[:, None, :]
+
+
 def cache_mask(index: jax.Array, length: int) -> jax.Array:
     """Returns `[1, 1, length] bool`: the keys that a cache holds at step `index`.
 

@@ -20,8 +20,14 @@ from transformer_jax.model.layers import (
     Output,
     Positions,
     layer_norm,
+    segment_positions,
 )
-from transformer_jax.model.masks import cache_mask, causal_mask, padding_mask
+from transformer_jax.model.masks import (
+    cache_mask,
+    causal_mask,
+    padding_mask,
+    segment_mask,
+)
 
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:
@@ -35,7 +41,7 @@ class Memory(flax.struct.PyTreeNode):
     """What the decoder needs of a source, computed once and shared by its beams."""
 
     keys_values: tuple[KeysValues, ...]  # a layer: [B, S, H, K], [B, S, H, E]
-    mask: jax.Array  # [B, 1, S] bool
+    mask: jax.Array  # [B, 1, S] bool; [B, T, S] for packed rows
 
 
 class Cache(flax.struct.PyTreeNode):
@@ -58,9 +64,19 @@ class Encoder(nn.Module):
     data_axis: str | None
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
-        """Maps embeddings `x [B, S, D]` to the encoder output `[B, S, D]`."""
-        x = Positions(self.config, self.data_axis, name="positions")(x, deterministic)
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array,
+        deterministic: bool,
+        packed: jax.Array | None = None,
+    ) -> jax.Array:
+        """Maps embeddings `x [B, S, D]` to the encoder output `[B, S, D]`.
+
+        `packed` are the positions `[B, S] int32` in packed rows.
+        """
+        positions = Positions(self.config, self.data_axis, name="positions")
+        x = positions(x, deterministic, packed=packed)
         for i in range(self.config.num_layers):
             layer = EncoderLayer(
                 self.config, self.dtype, self.data_axis, name=f"layer_{i}"
@@ -98,8 +114,12 @@ class Decoder(nn.Module):
         memory: Memory,
         deterministic: bool,
         cache: Cache | None = None,
+        segment: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Maps embeddings `x [N, T, D]` to `[N, T, D]`; with `cache`, T is 1."""
+        """Maps embeddings `x [N, T, D]` to `[N, T, D]`; with `cache`, T is 1.
+
+        `segment [N, T] int32` is that of each token in packed rows.
+        """
         if cache is None:
             mask, index, length = causal_mask(x.shape[1]), None, None
             past: tuple[KeysValues | None, ...] = (None,) * len(self.layer)
@@ -107,7 +127,11 @@ class Decoder(nn.Module):
             past, index = cache.past, cache.index
             length = past[0][0].shape[1]
             mask = cache_mask(index, length)
-        x = self.positions(x, deterministic, index, length)
+        packed = None
+        if segment is not None:
+            mask &= segment_mask(segment, segment)
+            packed = segment_positions(segment)
+        x = self.positions(x, deterministic, index, length, packed)
         kept = []
         for layer, kv, layer_past in zip(
             self.layer, memory.keys_values, past, strict=True
@@ -149,7 +173,11 @@ class Transformer(nn.Module):
         self.decoder = Decoder(self.config, dtype, self.data_axis)
 
     def encode(
-        self, source: jax.Array, source_length: jax.Array, deterministic: bool = True
+        self,
+        source: jax.Array,
+        source_length: jax.Array,
+        deterministic: bool = True,
+        segment: jax.Array | None = None,
     ) -> Memory:
         """Encodes sources.
 
@@ -157,15 +185,19 @@ class Transformer(nn.Module):
             source: `[B, S] int32` token ids, EOS last, then padding of any value.
             source_length: `[B] int32`, real tokens of each row.
             deterministic: no dropout; False needs the random stream `dropout`.
+            segment: `[B, S] int32`, that of each token in packed rows, 0 for padding.
 
         Returns:
             The encoder output as the decoder's cross-attentions see it.
         """
-        mask = padding_mask(source_length, source.shape[1])
+        padding = mask = padding_mask(source_length, source.shape[1])
+        packed = None
+        if segment is not None:
+            mask, packed = segment_mask(segment, segment), segment_positions(segment)
         shared = self.config.share_embeddings
         embedding = self.embedding if shared else self.source_embedding
-        output = self.encoder(embedding(source), mask, deterministic)
-        return self.decoder.project_memory(output, mask)
+        output = self.encoder(embedding(source), mask, deterministic, packed)
+        return self.decoder.project_memory(output, padding)
 
     def decode(
         self, target_in: jax.Array, memory: Memory, deterministic: bool = True
@@ -185,11 +217,29 @@ class Transformer(nn.Module):
         source: jax.Array,
         source_length: jax.Array,
         target_in: jax.Array,
+        source_segment: jax.Array | None = None,
+        target_segment: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Returns the decoder's output `[B, T, D]`, of which x E^T are the logits."""
-        memory = self.encode(source, source_length, deterministic)
-        return self.decoder(self._embed(target_in), memory, deterministic)[0]
+        """Returns the decoder's output `[B, T, D]`, of which x E^T are the logits.
+
+        Args:
+            source: `[B, S] int32`, as `encode` takes it.
+            source_length: `[B] int32`.
+            target_in: `[B, T] int32`, as `decode` takes it.
+            source_segment: `[B, S] int32`, where rows are packed: the number of each
+                token's segment, from 1 on, 0 for padding. A pair has the same number
+                on both sides, and sees and is seen by nothing else in its row.
+            target_segment: `[B, T] int32`, likewise.
+            deterministic: no dropout.
+        """
+        memory = self.encode(source, source_length, deterministic, source_segment)
+        if source_segment is None or target_segment is None:
+            return self.decoder(self._embed(target_in), memory, deterministic)[0]
+        memory = memory.replace(mask=segment_mask(target_segment, source_segment))
+        position = segment_positions(target_segment)
+        x = self._embed(target_in, position[:, :, None])
+        return self.decoder(x, memory, deterministic, None, target_segment)[0]
 
     def __call__(
         self,
@@ -199,10 +249,14 @@ class Transformer(nn.Module):
         deterministic: bool = True,
     ) -> jax.Array:
         """Returns logits `[B, T, V] float32` for a batch of pairs."""
-        return self.logits(self.hidden(source, source_length, target_in, deterministic))
+        x = self.hidden(source, source_length, target_in, deterministic=deterministic)
+        return self.logits(x)
 
     def _embed(self, target: jax.Array, index: jax.Array | None = None) -> jax.Array:
-        """Embeds `target [N, T]`, or, with `index`, the one position it holds."""
+        """Embeds `target [N, T]` of the positions from 0 on, or of those of `index`.
+
+        `index` is one position, `[]`, or that of each token, `[N, T, 1]`.
+        """
         x = self.embedding(target)
         if not self.config.zero_start:
             return x

@@ -20,6 +20,7 @@ from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
 from transformer_jax.config import Config, TrainConfig
 from transformer_jax.data.batching import Batch, Shape
+from transformer_jax.data.packing import PackedBatches
 from transformer_jax.data.pipeline import (
     TrainBatches,
     eval_batches,
@@ -85,9 +86,8 @@ class Trainer:
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
         self.checkpoints = Checkpoints(workdir, report, train.kept_newest)
         kept = read_shapes(workdir) if self.checkpoints.steps() else None
-        self.batches = TrainBatches(
-            data.splits["train"], config.batch, train.seed, kept
-        )
+        order = PackedBatches if config.batch.packing else TrainBatches
+        self.batches = order(data.splits["train"], config.batch, train.seed, kept)
         self.shapes_are_kept = kept is not None
         self.updates_per_epoch = self.batches.batches_per_epoch / train.accumulate
         self.axes = state_axes(self.model, self.optimizer)
@@ -137,7 +137,8 @@ class Trainer:
         )
         started = time.monotonic()
         for shape in shapes:
-            self.programs.compile(state, _empty_batch(shape))
+            batch = _empty_batch(shape, self.config.batch.packing)
+            self.programs.compile(state, batch)
         seconds = time.monotonic() - started
         progress.say(f"compiled {len(shapes)} shapes in {seconds:.1f} s")
 
@@ -150,7 +151,8 @@ class Trainer:
     def validate(self, state: TrainState, progress: TrainProgress) -> dict[str, float]:
         """Returns loss and BLEU of the validation split, by real decodes."""
         corpus = self.data.splits["valid"]
-        batches = eval_batches(corpus, self.batches.shapes, self.config.batch.tokens)
+        shapes = self.batches.eval_shapes
+        batches = eval_batches(corpus, shapes, self.config.batch.tokens)
         sums = [self.programs.evaluate(state, batch) for batch in batches]
         translator = self._translator
         translator.params = (state.params,)
@@ -187,11 +189,12 @@ class Trainer:
         return Translator([self.config.model], self.data.vocabularies, [], self.layout)
 
 
-def _empty_batch(shape: Shape) -> Batch:
+def _empty_batch(shape: Shape, packed: bool) -> Batch:
     row, ids = np.zeros(shape.rows, np.int32), np.zeros
     source = ids((shape.rows, shape.source), np.int32)
     target = ids((shape.rows, shape.target), np.int32)
-    return Batch(source, row, target, target, row)
+    segments = (source, target) if packed else (None, None)
+    return Batch(source, row, target, target, row, *segments)
 
 
 @contextlib.contextmanager
@@ -260,6 +263,7 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
     devices = len(trainer.layout.devices)
     parameters = sum(x.size for x in jax.tree.leaves(state.params))
     shapes = ", ".join(f"{s.rows}x({s.source}+{s.target})" for s in batches.shapes)
+    shapes += ", packed" if config.batch.packing else ""
     updates = trainer.updates_per_epoch
     source, target = (n / updates for n in batches.tokens_per_epoch)
     lines = [

@@ -94,6 +94,12 @@ def zero_sums(state: TrainState) -> tuple[BatchSums, None]:
     return BatchSums(none, losses, jax.tree.map(jnp.zeros_like, state.params)), None
 
 
+def model_inputs(batch: Batch) -> tuple[Any, ...]:
+    """Returns what `Transformer.hidden` takes of a batch, packed or not."""
+    segments = batch.source_segment, batch.target_segment
+    return batch.source, batch.source_length, batch.target_in, *segments
+
+
 def batch_loss(
     params: Params, x: Any, batch: Batch, smoothing: float, shards: int = 1
 ) -> LossSums:
@@ -129,9 +135,7 @@ def batch_sums(
     def loss_fn(params: Params) -> tuple[jax.Array, LossSums]:
         x = model.apply(
             {"params": params},
-            batch.source,
-            batch.source_length,
-            batch.target_in,
+            *model_inputs(batch),
             deterministic=False,
             rngs={"dropout": dropout},
             method="hidden",
@@ -242,7 +246,7 @@ def first_bad_output(params: Params, batch: Batch, model: Transformer) -> str | 
                 finite.append(jnp.stack([jnp.isfinite(x).all() for x in leaves]).all())
             return result
 
-        inputs = batch.source, batch.source_length, batch.target_in
+        inputs = model_inputs(batch)
         with nn.intercept_methods(watch):
             model.apply({"params": params}, *inputs, method="hidden")
         return finite
@@ -260,11 +264,5 @@ def eval_step(
     shards: int = 1,
 ) -> LossSums:
     """Returns the sums of a batch without dropout and smoothing, over all devices."""
-    x = model.apply(
-        {"params": params},
-        batch.source,
-        batch.source_length,
-        batch.target_in,
-        method="hidden",
-    )
+    x = model.apply({"params": params}, *model_inputs(batch), method="hidden")
     return sum_over(batch_loss(params, x, batch, 0.0, shards), axis_name)
