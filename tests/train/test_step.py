@@ -150,7 +150,7 @@ def test_padding_rows_and_columns_change_nothing(fresh):
     wide = Batch(
         *(
             np.pad(x, [(0, 2)] + [(0, 3)] * (x.ndim - 1), constant_values=value)
-            for x, value in zip(batch, (9, 0, 8, 7, 0), strict=True)
+            for x, value in zip(batch[:5], (9, 0, 8, 7, 0), strict=True)
         )
     )
     one, other = step(fresh, batch), step(fresh, wide)

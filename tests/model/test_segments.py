@@ -46,12 +46,12 @@ PACKED = {
 
 
 def pairs() -> tuple[Batch, Batch]:
-    """Returns eleven pairs of 1 to 9 tokens a side, alone and packed in 6 rows."""
+    """Returns eleven pairs of 1 to 6 tokens a side, alone and packed in 6 rows."""
     rng = np.random.default_rng(7)
     count = sum(COUNTS)
 
     def ids(vocab_size: int) -> list[np.ndarray]:
-        found = [rng.integers(4, vocab_size, n) for n in rng.integers(0, 9, count)]
+        found = [rng.integers(4, vocab_size, n) for n in rng.integers(0, 6, count)]
         return (
             found[:4] + [rng.integers(4, vocab_size, 4) for _ in range(4)] + found[8:]
         )
