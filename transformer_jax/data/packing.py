@@ -19,7 +19,7 @@ from transformer_jax.errors import DataError
 
 SAMPLE = 100_000  # pairs whose lengths choose the shape
 STRETCHES = (1, 1.25, 1.5, 2, 3, 4)  # rows tried, in lengths of the longest pair
-NEARLY = 0.005  # share by which a shorter row may need more places than the best
+NEARLY = 0.01  # share by which a shorter row may need more places than the best
 LOOK = 512  # kinds of pairs compared at once for the next place in a row
 
 
