@@ -51,6 +51,7 @@ def test_a_full_disk_is_an_error_at_once(tmp_path):
     with pytest.raises(OSError, match="No space left"):
         writer._file.close()
     writer._file, board = (tmp_path / "elsewhere").open("w"), writer._board
+    board.close()
     board._py_recordio_writer._writer = open("/dev/full", "wb", buffering=0)
     with pytest.raises(OSError, match="No space left"):
         writer.write("train", 1, {"loss": 1.0})
