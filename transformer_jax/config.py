@@ -157,6 +157,8 @@ class TrainConfig:
     steps: int = 100_000  # the run ends at the first of these three limits
     epochs: float = 0.0  # times that each pair is seen; 0: no limit
     hours: float = 0.0  # of training, summed over resumes; 0: no limit
+    remat: bool = False  # activations are computed again, not kept: less memory
+    scan_layers: bool = False  # one layer is compiled and run in a loop: quicker start
     warmup_steps: int = 4000
     learning_rate: float = 1.0  # factor on d_model^-0.5 min(s^-0.5, s warmup^-1.5)
     label_smoothing: float = 0.1

@@ -111,6 +111,8 @@ FREE_FIELDS = (
     "data.cache_dir",
     "data.tfds_dir",
     "tokenizer.train_lines",
+    "train.remat",
+    "train.scan_layers",
     "train.steps",
     "train.epochs",
     "train.hours",

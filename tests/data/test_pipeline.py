@@ -4,6 +4,7 @@ import itertools
 import json
 import pathlib
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformer_jax.config import BatchConfig
 from transformer_jax.data.batching import Batch, Shape
 from transformer_jax.data.pipeline import (
     PREFETCH,
+    Batches,
     TrainBatches,
     eval_batches,
     read_shapes,
@@ -69,13 +71,14 @@ def shape_of(batch: Batch) -> Shape:
     return Shape(rows, source, batch.target_in.shape[1])
 
 
-def epoch_of(batches: TrainBatches, epoch: int) -> list[Batch]:
+def epoch_of(batches: Batches, epoch: int) -> list[Batch]:
     count = batches.batches_per_epoch
     return [batches.batch(epoch * count + i) for i in range(count)]
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    return all(map(np.array_equal, one, other))
+    pairs: Any = zip(one, other, strict=True)  # without segments both are None
+    return all(np.array_equal(a, b) for a, b in pairs)
 
 
 @pytest.fixture(scope="module")

@@ -170,9 +170,10 @@ def test_an_update_is_that_of_the_pairs_alone(monkeypatch, count, variant) -> No
         return functools.partial(train_step, model=model, axis_name=axis_name, **fields)
 
     expected, metrics = jax.jit(step(None))(state, ALONE)
-    over = parallel.over_devices(step(parallel.DATA_AXIS))
-    found = over(parallel.replicate(state), parallel.split_rows(ROWS))
-    found, other = map(parallel.unreplicate, found)
+    layout = parallel.Replicated()
+    over = layout.compile(step(parallel.DATA_AXIS))
+    found = over(layout.place(state), layout.split_rows(ROWS))
+    found, other = map(layout.fetch, found)
     moved = 0.0
     trees = (expected.params, found.params, state.params)
     for a, b, start in zip(*map(jax.tree.leaves, trees), strict=True):

@@ -127,7 +127,7 @@ def test_padding_adds_nothing_to_loss_and_gradients() -> None:
             ids(seed + 2, BATCH, TARGET),
             np.append(short.target_length, 0),
         )
-        for wide, narrow in zip(batch, short, strict=True):
+        for wide, narrow in zip(batch[:5], short[:5], strict=True):
             if wide.ndim == 2:
                 wide[:2, : narrow.shape[1]] = narrow
         return batch

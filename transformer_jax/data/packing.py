@@ -45,14 +45,15 @@ class PackedBatches(Batches):
         self._corpus, self._config, self._seed = corpus, config, seed
         self._plan = functools.lru_cache(maxsize=2)(self._make_plan)  # of an epoch
         lengths = corpus.lengths()
-        sides = shapes[0] if shapes else choose_sides(lengths, config)
-        if (lengths.max(axis=0) > sides[-2:]).any():
+        given = shapes[0] if shapes else None
+        sides = given[1:] if given else choose_sides(lengths, config)
+        if (lengths.max(axis=0) > sides).any():
             raise DataError("the batch shapes of this run do not hold its corpus")
         kinds, self._kind_of = _kinds(lengths)
-        slots, sizes = plan_rows(kinds, np.bincount(self._kind_of), *sides[-2:])
+        slots, sizes = plan_rows(kinds, np.bincount(self._kind_of), *sides)
         self._places = np.argsort(slots, kind="stable")  # those of a kind together
         self._starts = np.concatenate([[0], np.cumsum(sizes)])
-        shape = shapes[0] if shapes else _with_rows(len(sizes), *sides, config)[1]
+        shape = given or _with_rows(len(sizes), *sides, config)[1]
         self.shapes = [shape]
         self.batches_per_epoch = -(-len(sizes) // shape.rows)
         places = self.batches_per_epoch * shape.rows * shape.width
@@ -112,7 +113,7 @@ def pack(alone: Batch, counts: Sequence[int], shape: Shape) -> Batch:
         found = [np.repeat(segment, lengths), *(side[real] for side in sides)]
         rows = np.full((len(found), *filled.shape), batching.PAD_ID, np.int32)
         rows[:, filled] = found
-        return [total, *rows]
+        return [total, *list(rows)]
 
     source_length, source_segment, source = lay(
         shape.source, alone.source_length, alone.source

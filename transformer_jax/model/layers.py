@@ -69,14 +69,17 @@ class Dropout(nn.Module):
     data_axis: str | None
 
     @nn.compact
-    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        """Zeroes elements of `x [B, ...]` at `rate` and scales the others up."""
-        if deterministic or self.rate == 0.0:
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        """Zeroes elements of `x [B, ...]` at `rate` and scales the others up.
+
+        `key` is random; None leaves `x` as it is.
+        """
+        if key is None or self.rate == 0.0:
             return x
         rows, size = x.shape[0], x[0].size
         first = jax.lax.axis_index(self.data_axis) * rows if self.data_axis else 0
         fold_row = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-        keys = fold_row(self.make_rng("dropout"), first + jnp.arange(rows))
+        keys = fold_row(key, first + jnp.arange(rows))
 
         # 16 random bits an element: half the generator's work, rates exact to 2^-16.
         words = jax.vmap(lambda key: jax.random.bits(key, ((size + 1) // 2,)))(keys)
@@ -84,6 +87,13 @@ class Dropout(nn.Module):
         dropped = round(self.rate * 2**16)
         keep = (bits[:, :size] >= dropped).reshape(x.shape)
         return jnp.where(keep, x / (1.0 - dropped / 2**16), 0).astype(x.dtype)
+
+
+def split_key(key: jax.Array | None, count: int) -> list[jax.Array | None]:
+    """Returns `count` different keys; no keys out of none."""
+    if key is None:
+        return [None] * count
+    return [jax.random.fold_in(key, i) for i in range(count)]
 
 
 class Embedding(nn.Module):
@@ -146,7 +156,7 @@ class Positions(nn.Module):
     def __call__(
         self,
         x: jax.Array,
-        deterministic: bool,
+        key: jax.Array | None,
         index: jax.Array | None = None,
         length: int | None = None,
         packed: jax.Array | None = None,
@@ -155,7 +165,7 @@ class Positions(nn.Module):
 
         Args:
             x: embeddings of positions 0 to T - 1, or, with `index`, of one position.
-            deterministic: no dropout.
+            key: of dropout, or None for none.
             index: `[] int32`, the position of `x [B, 1, D]` in step-by-step decoding.
             length: with `index`, an upper bound of the positions.
             packed: `[B, T] int32`, the positions in packed rows; learned ones are below
@@ -188,7 +198,7 @@ class Positions(nn.Module):
         if packed is not None:
             table = table[packed]
         x = x + table.astype(x.dtype)
-        return Dropout(config.dropout, self.data_axis)(x, deterministic)
+        return Dropout(config.dropout, self.data_axis)(x, key)
 
 
 class FeedForward(nn.Module):
@@ -251,12 +261,12 @@ class Residual(nn.Module):
         self,
         x: jax.Array,
         sublayer: Callable[[jax.Array], jax.Array],
-        deterministic: bool,
+        key: jax.Array | None,
     ) -> jax.Array:
-        """Wraps `sublayer` around `x [B, T, D]`."""
+        """Wraps `sublayer` around `x [B, T, D]`; `key` is of dropout."""
         y = sublayer(x if self.config.norm == "post" else self.norm(x))
         y = split(y, "batch", None, None)
-        x = x + self.dropout(y, deterministic)
+        x = x + self.dropout(y, key)
         return self.norm(x) if self.config.norm == "post" else x
 
 
@@ -275,14 +285,21 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(self.config, self.dtype)
         self.feed_forward_residual = Residual(*residual)
 
-    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool) -> jax.Array:
-        """Maps `x [B, S, D]` to `[B, S, D]`; `mask [B, 1, S] bool` hides padding."""
+    def __call__(
+        self, x: jax.Array, key: jax.Array | None, mask: jax.Array
+    ) -> jax.Array:
+        """Maps `x [B, S, D]` to `[B, S, D]`.
+
+        `key` is of dropout, None for none; `mask [B, 1 or S, S] bool` says what is
+        seen.
+        """
 
         def attend(y: jax.Array) -> jax.Array:
             return self.self_attention(y, self.self_attention.project(y), mask)
 
-        x = self.self_attention_residual(x, attend, deterministic)
-        return self.feed_forward_residual(x, self.feed_forward, deterministic)
+        keys = split_key(key, 2)
+        x = self.self_attention_residual(x, attend, keys[0])
+        return self.feed_forward_residual(x, self.feed_forward, keys[1])
 
 
 class DecoderLayer(nn.Module):
@@ -306,13 +323,28 @@ class DecoderLayer(nn.Module):
         """Returns the cross-attention's keys and values of `memory [B, S, D]`."""
         return self.cross_attention.project(memory)
 
+    def whole(
+        self,
+        x: jax.Array,
+        key: jax.Array | None,
+        self_mask: jax.Array,
+        source: jax.Array,
+        memory_mask: jax.Array,
+    ) -> jax.Array:
+        """Maps whole targets `x [B, T, D]` to `[B, T, D]`.
+
+        `source [B, S, D]` is the encoder's output; the others are as in `__call__`.
+        """
+        memory = self.project_memory(source)
+        return self(x, key, self_mask, memory, memory_mask)[0]
+
     def __call__(
         self,
         x: jax.Array,
+        key: jax.Array | None,
         self_mask: jax.Array,
         memory: KeysValues,
         memory_mask: jax.Array,
-        deterministic: bool,
         past: KeysValues | None = None,
         index: jax.Array | None = None,
     ) -> tuple[jax.Array, KeysValues]:
@@ -320,10 +352,10 @@ class DecoderLayer(nn.Module):
 
         Args:
             x: `[N, T, D]`; N is a multiple of B, beams of a source being neighbours.
-            self_mask: `[1, T, T] bool`, with `past` `[1, 1, L]`.
+            key: of dropout, or None for none.
+            self_mask: `[1 or B, T, T] bool`, with `past` `[1, 1, L]`.
             memory: keys and values of the encoder output, `[B, S, H, K or E]`.
-            memory_mask: `[B, 1, S] bool`.
-            deterministic: no dropout.
+            memory_mask: `[B, 1 or T, S] bool`.
             past: keys and values of earlier positions, `[N, L, H, K or E]`; T is 1.
             index: `[] int32`, the position of `x` in `past`.
 
@@ -348,8 +380,9 @@ class DecoderLayer(nn.Module):
             beams = y.reshape(memory[0].shape[0], -1, y.shape[-1])
             return self.cross_attention(beams, memory, memory_mask).reshape(y.shape)
 
-        x = self.self_attention_residual(x, self_attend, deterministic)
-        x = self.cross_attention_residual(x, cross_attend, deterministic)
-        x = self.feed_forward_residual(x, self.feed_forward, deterministic)
+        keys = split_key(key, 3)
+        x = self.self_attention_residual(x, self_attend, keys[0])
+        x = self.cross_attention_residual(x, cross_attend, keys[1])
+        x = self.feed_forward_residual(x, self.feed_forward, keys[2])
         assert kv is not None
         return x, kv

@@ -21,6 +21,7 @@ from transformer_jax.model.layers import (
     Positions,
     layer_norm,
     segment_positions,
+    split_key,
 )
 from transformer_jax.model.masks import (
     cache_mask,
@@ -28,6 +29,7 @@ from transformer_jax.model.masks import (
     padding_mask,
     segment_mask,
 )
+from transformer_jax.model.stack import run_layers
 
 
 def compute_dtype(config: ModelConfig) -> jnp.dtype:
@@ -62,29 +64,36 @@ class Encoder(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
     data_axis: str | None
+    remat: bool
+    scan: bool
 
-    @nn.compact
+    def setup(self) -> None:
+        """Declares positions, layers and, if there is one, the last norm."""
+        self.positions = Positions(self.config, self.data_axis)
+        self.layer = [
+            EncoderLayer(self.config, self.dtype, self.data_axis)
+            for _ in range(self.config.num_layers)
+        ]
+        if self.config.ends_in_norm:
+            self.norm = layer_norm(self.config, self.dtype)
+
     def __call__(
         self,
         x: jax.Array,
+        key: jax.Array | None,
         mask: jax.Array,
-        deterministic: bool,
         packed: jax.Array | None = None,
     ) -> jax.Array:
         """Maps embeddings `x [B, S, D]` to the encoder output `[B, S, D]`.
 
-        `packed` are the positions `[B, S] int32` in packed rows.
+        `key` is of dropout, None for none; `packed` are the positions `[B, S] int32` in
+        packed rows.
         """
-        positions = Positions(self.config, self.data_axis, name="positions")
-        x = positions(x, deterministic, packed=packed)
-        for i in range(self.config.num_layers):
-            layer = EncoderLayer(
-                self.config, self.dtype, self.data_axis, name=f"layer_{i}"
-            )
-            x = layer(x, mask, deterministic)
-        if self.config.ends_in_norm:
-            x = layer_norm(self.config, self.dtype, name="norm")(x)
-        return x
+        first, key = split_key(key, 2)
+        x = self.positions(x, first, packed=packed)
+        how = {"remat": self.remat, "scan": self.scan}
+        x = run_layers(self.layer, EncoderLayer.__call__, x, key, mask, **how)
+        return self.norm(x) if self.config.ends_in_norm else x
 
 
 class Decoder(nn.Module):
@@ -93,6 +102,8 @@ class Decoder(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
     data_axis: str | None
+    remat: bool
+    scan: bool
 
     def setup(self) -> None:
         """Declares positions, layers and, if there is one, the last norm."""
@@ -108,18 +119,38 @@ class Decoder(nn.Module):
         """Projects the encoder output `[B, S, D]` to every layer's keys and values."""
         return Memory(tuple(layer.project_memory(output) for layer in self.layer), mask)
 
-    def __call__(
+    def whole(
         self,
         x: jax.Array,
-        memory: Memory,
-        deterministic: bool,
-        cache: Cache | None = None,
+        key: jax.Array | None,
+        output: jax.Array,
+        source_mask: jax.Array,
         segment: jax.Array | None = None,
-    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Maps embeddings `x [N, T, D]` to `[N, T, D]`; with `cache`, T is 1.
+    ) -> jax.Array:
+        """Maps embeddings of whole targets `x [B, T, D]` to `[B, T, D]`.
 
-        `segment [N, T] int32` is that of each token in packed rows.
+        Args:
+            x: `[B, T, D]`.
+            key: of dropout, or None for none.
+            output: of the encoder, `[B, S, D]`.
+            source_mask: `[B, 1 or T, S] bool`.
+            segment: `[B, T] int32`, that of each token in packed rows.
         """
+        mask, packed = causal_mask(x.shape[1]), None
+        if segment is not None:
+            mask &= segment_mask(segment, segment)
+            packed = segment_positions(segment)
+        first, key = split_key(key, 2)
+        x = self.positions(x, first, packed=packed)
+        inputs = mask, output, source_mask
+        how = {"remat": self.remat, "scan": self.scan}
+        x = run_layers(self.layer, DecoderLayer.whole, x, key, *inputs, **how)
+        return self.norm(x) if self.config.ends_in_norm else x
+
+    def __call__(
+        self, x: jax.Array, memory: Memory, cache: Cache | None = None
+    ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        """Maps embeddings `x [N, T, D]` to `[N, T, D]`; with `cache`, T is 1."""
         if cache is None:
             mask, index, length = causal_mask(x.shape[1]), None, None
             past: tuple[KeysValues | None, ...] = (None,) * len(self.layer)
@@ -127,20 +158,14 @@ class Decoder(nn.Module):
             past, index = cache.past, cache.index
             length = past[0][0].shape[1]
             mask = cache_mask(index, length)
-        packed = None
-        if segment is not None:
-            mask &= segment_mask(segment, segment)
-            packed = segment_positions(segment)
-        x = self.positions(x, deterministic, index, length, packed)
+        x = self.positions(x, None, index, length)
         kept = []
         for layer, kv, layer_past in zip(
             self.layer, memory.keys_values, past, strict=True
         ):
-            x, new = layer(x, mask, kv, memory.mask, deterministic, layer_past, index)
+            x, new = layer(x, None, mask, kv, memory.mask, layer_past, index)
             kept.append(new)
-        if self.config.ends_in_norm:
-            x = self.norm(x)
-        return x, tuple(kept)
+        return self.norm(x) if self.config.ends_in_norm else x, tuple(kept)
 
 
 class Transformer(nn.Module):
@@ -153,12 +178,16 @@ class Transformer(nn.Module):
         data_axis: name of the device axis the batch is split over, inside `pmap`.
         source_vocab_size: entries of the source's table if it is not shared and has
             another size.
+        remat: activations of a layer are computed again in the backward pass.
+        scan: one layer of each stack is compiled, and run in a loop.
     """
 
     config: ModelConfig
     vocab_size: int
     data_axis: str | None = None
     source_vocab_size: int | None = None
+    remat: bool = False
+    scan: bool = False
 
     def setup(self) -> None:
         """Declares the tables and the two stacks."""
@@ -169,48 +198,32 @@ class Transformer(nn.Module):
             self.source_embedding = Embedding(config, source_size, dtype)
         if config.output_bias or not config.tie_output:
             self.output = Output(config, self.vocab_size)
-        self.encoder = Encoder(self.config, dtype, self.data_axis)
-        self.decoder = Decoder(self.config, dtype, self.data_axis)
+        how = config, dtype, self.data_axis, self.remat, self.scan
+        self.encoder = Encoder(*how)
+        self.decoder = Decoder(*how)
 
-    def encode(
-        self,
-        source: jax.Array,
-        source_length: jax.Array,
-        deterministic: bool = True,
-        segment: jax.Array | None = None,
-    ) -> Memory:
-        """Encodes sources.
+    def encode(self, source: jax.Array, source_length: jax.Array) -> Memory:
+        """Encodes sources, to be decoded.
 
         Args:
             source: `[B, S] int32` token ids, EOS last, then padding of any value.
             source_length: `[B] int32`, real tokens of each row.
-            deterministic: no dropout; False needs the random stream `dropout`.
-            segment: `[B, S] int32`, that of each token in packed rows, 0 for padding.
 
         Returns:
             The encoder output as the decoder's cross-attentions see it.
         """
-        padding = mask = padding_mask(source_length, source.shape[1])
-        packed = None
-        if segment is not None:
-            mask, packed = segment_mask(segment, segment), segment_positions(segment)
-        shared = self.config.share_embeddings
-        embedding = self.embedding if shared else self.source_embedding
-        output = self.encoder(embedding(source), mask, deterministic, packed)
-        return self.decoder.project_memory(output, padding)
+        mask = padding_mask(source_length, source.shape[1])
+        output = self.encoder(self._embed_source(source), None, mask)
+        return self.decoder.project_memory(output, mask)
 
-    def decode(
-        self, target_in: jax.Array, memory: Memory, deterministic: bool = True
-    ) -> jax.Array:
+    def decode(self, target_in: jax.Array, memory: Memory) -> jax.Array:
         """Returns logits `[N, T, V] float32` of every next token, teacher-forced.
 
         Args:
             target_in: `[N, T] int32`, the target shifted right, BOS first.
             memory: from `encode`.
-            deterministic: no dropout.
         """
-        x, _ = self.decoder(self._embed(target_in), memory, deterministic)
-        return self.logits(x)
+        return self.logits(self.decoder(self._embed(target_in), memory)[0])
 
     def hidden(
         self,
@@ -231,15 +244,21 @@ class Transformer(nn.Module):
                 token's segment, from 1 on, 0 for padding. A pair has the same number
                 on both sides, and sees and is seen by nothing else in its row.
             target_segment: `[B, T] int32`, likewise.
-            deterministic: no dropout.
+            deterministic: no dropout; False needs the random stream `dropout`.
         """
-        memory = self.encode(source, source_length, deterministic, source_segment)
-        if source_segment is None or target_segment is None:
-            return self.decoder(self._embed(target_in), memory, deterministic)[0]
-        memory = memory.replace(mask=segment_mask(target_segment, source_segment))
-        position = segment_positions(target_segment)
-        x = self._embed(target_in, position[:, :, None])
-        return self.decoder(x, memory, deterministic, None, target_segment)[0]
+        key = None if deterministic else self.make_rng("dropout")
+        encoder_key, decoder_key = split_key(key, 2)
+        mask, packed = padding_mask(source_length, source.shape[1]), None
+        seen, position = mask, None  # what the decoder sees of the source
+        if source_segment is not None and target_segment is not None:
+            mask = segment_mask(source_segment, source_segment)
+            packed = segment_positions(source_segment)
+            seen = segment_mask(target_segment, source_segment)
+            position = segment_positions(target_segment)[:, :, None]
+        x = self._embed_source(source)
+        output = self.encoder(x, encoder_key, mask, packed)
+        x = self._embed(target_in, position)
+        return self.decoder.whole(x, decoder_key, output, seen, target_segment)
 
     def __call__(
         self,
@@ -251,6 +270,10 @@ class Transformer(nn.Module):
         """Returns logits `[B, T, V] float32` for a batch of pairs."""
         x = self.hidden(source, source_length, target_in, deterministic=deterministic)
         return self.logits(x)
+
+    def _embed_source(self, source: jax.Array) -> jax.Array:
+        shared = self.config.share_embeddings
+        return (self.embedding if shared else self.source_embedding)(source)
 
     def _embed(self, target: jax.Array, index: jax.Array | None = None) -> jax.Array:
         """Embeds `target [N, T]` of the positions from 0 on, or of those of `index`.
@@ -305,7 +328,7 @@ class Transformer(nn.Module):
                 f"decode_step takes one token a row, [{rows}], not {tokens.shape}"
             )
         x = self._embed(tokens[:, None], cache.index)
-        x, past = self.decoder(x, cache.memory, True, cache)
+        x, past = self.decoder(x, cache.memory, cache)
         logits = self.logits(x)[:, 0]
         return logits, cache.replace(past=past, index=cache.index + 1)
 

@@ -45,7 +45,10 @@ class Programs:
         """
         self._layout, self._accumulate = layout, config.train.accumulate
         shards, axis_name = layout.batch_shards, layout.axis_name
-        model = model.clone(data_axis=axis_name)
+        train = config.train
+        model = model.clone(
+            data_axis=axis_name, remat=train.remat, scan=train.scan_layers
+        )
         last: dict[str, Any] = {"optimizer": optimizer, "axis_name": axis_name}
         batch: dict[str, Any] = {
             "model": model,
