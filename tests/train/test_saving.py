@@ -1,5 +1,6 @@
 """Saves in the background: the run goes on beside them, and does not wait for ever."""
 
+import itertools
 import os
 import pathlib
 import threading
@@ -85,8 +86,14 @@ def test_a_slow_save_is_warned_of_first(tmp_path, monkeypatch, slow_disk):
 def test_a_save_that_hangs_stops_the_run(
     trained, tmp_path, monkeypatch, slow_disk, capsys
 ):
-    monkeypatch.setattr(checkpoint, "SAVE_LIMIT", 1.0)
-    free = slow_disk(6)
+    free, update, count = slow_disk(6), loop.Trainer.update, itertools.count(1)
+
+    def watched(self, state, batch):
+        if next(count) == 7:  # only now: an earlier save may take its time
+            monkeypatch.setattr(checkpoint, "SAVE_LIMIT", 1.0)
+        return update(self, state, batch)
+
+    monkeypatch.setattr(loop.Trainer, "update", watched)
     config = str(trained.parent / "corpus" / "config.py")
     flags = ["--config.train.steps=12", "--config.train.eval_every=12"]
     try:
