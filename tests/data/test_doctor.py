@@ -116,6 +116,27 @@ def test_characters(corpus, monkeypatch, chunk):
     assert findings.stops(report) == ""
 
 
+def test_a_table_of_millions_keeps_its_columns():
+    every = findings.Lengths()
+    every.add([3] * 5)
+    every.lines[2] *= 3_000_000
+    split = {
+        "counts": {
+            "pairs": 15_000_000,
+            "usable": 15_000_000,
+            "empty": 0,
+            "too_long": 0,
+        },
+        "files": [],
+        "lengths": {"source words": {**vars(every), "lines": [*every.lines] * 2}},
+        "findings": [],
+        "stops": [],
+    }
+    shown = findings.as_text({"vocabulary": None, "splits": {"train": split}})
+    (row,) = [line for line in shown.splitlines() if "source words" in line]
+    assert row.split()[2:8] == [".", ".", "15,000,000", ".", ".", "15,000,000"]
+
+
 def test_left_out_pairs(corpus):
     long = "a " * 31
     pairs = [("a", ""), *PLAIN, ("  ", "B"), (long, "C"), (long + "b", "D"), ("", "")]

@@ -115,18 +115,16 @@ def _table(lengths: dict[str, Any]) -> Iterator[str]:
         return
     spans = [(1 << place >> 1, (1 << place) - 1) for place in range(width)]
     heads = [str(a) if a >= b else f"{a}-{b}" for a, b in spans]
-    columns = [max(7, len(head)) + 1 for head in heads]
-
-    def line(label: str, cells: list[str]) -> str:
-        placed = zip(cells, [*columns, 9, 9], strict=True)
-        return f"  {label:17}" + "".join(f"{cell:>{n}}" for cell, n in placed)
-
-    yield line("length", [*heads, "mean", "longest"])
+    table = {"length": [*heads, "mean", "longest"]}
     for label, row in lengths.items():
         counts = row["lines"] + [0] * (width - len(row["lines"]))
         mean = row["total"] / max(sum(counts), 1)
         cells = [f"{n:,}" if n else "." for n in counts]
-        yield line(label, [*cells, f"{mean:.1f}", f"{row['longest']:,}"])
+        table[label] = [*cells, f"{mean:.1f}", f"{row['longest']:,}"]
+    columns = [max(7, *map(len, cells)) for cells in zip(*table.values(), strict=True)]
+    for label, cells in table.items():
+        placed = zip(cells, columns, strict=True)
+        yield f"  {label:17}" + "".join(f" {cell:>{n}}" for cell, n in placed)
 
 
 def _findings(findings: list[dict[str, Any]]) -> Iterator[str]:
