@@ -5,7 +5,10 @@ import struct
 import time
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
 
 from transformer_jax.train.metrics import MetricsWriter, read_rows
 

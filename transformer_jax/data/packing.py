@@ -111,9 +111,10 @@ def pack(alone: Batch, counts: Sequence[int], shape: Shape) -> Batch:
         filled = np.arange(columns) < total[:, None]
         real = np.arange(sides[0].shape[1]) < lengths[:, None]
         found = [np.repeat(segment, lengths), *(side[real] for side in sides)]
-        rows = np.full((len(found), *filled.shape), batching.PAD_ID, np.int32)
-        rows[:, filled] = found
-        return [total, *list(rows)]
+        rows = [np.full(filled.shape, batching.PAD_ID, np.int32) for _ in found]
+        for row, ids in zip(rows, found, strict=True):
+            row[filled] = ids
+        return [total, *rows]
 
     source_length, source_segment, source = lay(
         shape.source, alone.source_length, alone.source

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.event_pb2 import (
+    Event,  # pyright: ignore[reportAttributeAccessIssue]
+    SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tensorboardX.summary import scalar
 
 from transformer_jax.progress import Progress, clock
