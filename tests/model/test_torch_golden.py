@@ -60,7 +60,7 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def batch() -> Batch:
-    return Batch(**{field: golden()[f"batch/{field}"] for field in Batch._fields})
+    return Batch(**{field: golden()[f"batch/{field}"] for field in Batch._fields[:5]})
 
 
 def model_of(case: str) -> Any:

@@ -275,7 +275,8 @@ class Translator:
 
     def _run(self, program: Any, batch: Any) -> Any:
         """Runs a program on a batch that is split over the devices."""
-        self._programs.add((program, tuple(array.shape for array in batch)))
+        shapes = tuple(array.shape for array in batch if array is not None)
+        self._programs.add((program, shapes))
         return program(self.params, self._layout.split_rows(batch))
 
     def _read(
