@@ -20,6 +20,8 @@ ALLOWED = {
     "parallel": {"config", "model.axes"},
     "checkpoint": {"config"},
     "describe": {"config"},
+    "chips": set(),
+    "collectives": set(),
     "decode.mbr": set(),
     "decode.choice": {"config"},
     "decode.search": {"config", "decode.choice"},
@@ -46,11 +48,15 @@ ALLOWED = {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
         "evaluate", "train",
     },
-    "arguments": {"config"},
+    "dry_run": {
+        "chips", "collectives", "config", "describe", "model", "parallel", BATCH,
+        "train.optimizer", "train.programs", "train.step",
+    },
+    "arguments": {"chips", "config"},
     "cli": {
         "arguments", "config", "config_file", "data", "decode.translator", "checkpoint",
         "evaluate", "paper_bleu", "compare", "describe", "progress", "train.loop",
-        "train.origin",
+        "train.origin", "chips", "dry_run",
     },
     "__main__": {"cli"},
 }  # fmt: skip

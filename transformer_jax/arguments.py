@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from transformer_jax import __version__
+from transformer_jax.chips import CHIPS
 from transformer_jax.config import nearest
 from transformer_jax.errors import ConfigError
 
@@ -24,7 +25,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "train": (
         "train, or go on training",
         "--config=configs/phrases.py --workdir=runs/phrases --config.train.steps=2000",
-        "config workdir init_from init_checkpoint",
+        "config workdir? init_from init_checkpoint dry_run devices chip json",
     ),
     "evaluate": (
         "translate a split, or a file with references, and score it",
@@ -191,10 +192,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": _positive,
         "help": "how many (default: config.train.average_last of the run)",
     },
+    "dry_run": {
+        "action": "store_true",
+        "help": "train nothing and read no data; compile the update for --devices and "
+        "say what it costs on each",
+    },
     "devices": {
         "type": _positive,
-        "default": 1,
-        "help": "that the batch is split over (default: 1)",
+        "help": "that the batch is split over (default: 1; of --dry_run 8)",
+    },
+    "chip": {
+        "choices": tuple(CHIPS),
+        "help": "what --dry_run compares with (default: all that there are)",
     },
     "length": {
         "type": _positive,
@@ -207,6 +216,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "log-probabilities and attention of each hypothesis",
     },
 }
+
+SPELLED = {"dry_run": ("--dry-run",)}  # in another way, too
 
 
 class _Parser(argparse.ArgumentParser):
@@ -260,5 +271,6 @@ def _make_parser() -> _Parser:
             settings = dict(OPTIONS[name.rstrip("?")])
             if name.endswith("?"):
                 del settings["required"]
-            sub.add_argument(f"--{name.rstrip('?')}", **settings)
+            names = [f"--{name.rstrip('?')}", *SPELLED.get(name, ())]
+            sub.add_argument(*names, **settings)
     return parser

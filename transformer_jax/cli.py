@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
+from transformer_jax.chips import CHIPS
 from transformer_jax.config import Config, DecodeConfig, check_decode
 from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
@@ -184,6 +185,13 @@ def _check(config: Config, args: argparse.Namespace, track: Any) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
+    if args.dry_run:
+        return _dry_run(args)
+    for name in ("devices", "chip", "json"):
+        if getattr(args, name):
+            raise ConfigError(f"--{name} is of no use without --dry_run; give both")
+    if not args.workdir:
+        raise ConfigError("--workdir is missing; see transformer-jax train --help")
     config = load(args.config, args.overrides)
     if args.init_checkpoint and not args.init_from:
         raise ConfigError("--init_checkpoint is of no use without --init_from")
@@ -196,6 +204,20 @@ def _train(args: argparse.Namespace) -> int:
     except Stopped as stopped:
         _report(f"{stopped}; the same command goes on from there")
         return 128 + stopped.signum
+    return 0
+
+
+def _dry_run(args: argparse.Namespace) -> int:
+    config = load(args.config, args.overrides)
+    from transformer_jax import dry_run
+
+    dry_run.simulate(args.devices or 8)
+    found = dry_run.dry_run(config)
+    chips = [args.chip] if args.chip else list(CHIPS)
+    if args.json:
+        _print_json(dry_run.as_dict(found, chips))
+    else:
+        print(dry_run.as_text(found, chips))
     return 0
 
 
@@ -391,7 +413,7 @@ def _describe(args: argparse.Namespace) -> None:
     from transformer_jax.describe import as_dict, as_text, describe
 
     config = load(args.config, args.overrides)
-    description = describe(config, args.devices, args.length)
+    description = describe(config, args.devices or 1, args.length)
     if args.json:
         _print_json(as_dict(description))
     else:

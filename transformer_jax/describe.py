@@ -7,6 +7,7 @@ the paper: N num_layers, d d_model, h num_heads, V vocabulary.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from transformer_jax.config import Config
@@ -344,13 +345,13 @@ def as_text(description: Description) -> str:
             *_table(description),
             "",
             f"FLOPs of the matrix products, {sentence}",
-            *_aligned(costs, "FLOP"),
+            *aligned(costs, "FLOP"),
             "",
             f"Bytes kept for the backward pass in {activations.dtype}, {sentence}",
-            *_aligned(kept, "B"),
+            *aligned(kept, "B"),
             "",
             f"Bytes per device, of {devices}",
-            *_aligned(sizes, "B"),
+            *aligned(sizes, "B"),
         ]
     )
 
@@ -372,9 +373,10 @@ def _table(description: Description) -> list[str]:
     return [line(head), rule, *map(line, rows), rule, line(total)]
 
 
-def _aligned(rows: list[tuple[str, int]], unit: str) -> list[str]:
+def aligned(rows: Sequence[tuple[str, float]], unit: str) -> list[str]:
+    """Returns a line for each name and value, rounded, one below the other."""
     names = max(len(name) for name, _ in rows)
-    values = [_rounded(value, unit) for _, value in rows]
+    values = [rounded(value, unit) for _, value in rows]
     width = max(map(len, values))
     return [
         f"  {name:<{names}}  {value:>{width}}"
@@ -382,7 +384,7 @@ def _aligned(rows: list[tuple[str, int]], unit: str) -> list[str]:
     ]
 
 
-def _rounded(value: float, unit: str) -> str:
+def rounded(value: float, unit: str) -> str:
     """Writes `value` with one decimal and a prefix: 252182528 B is 252.2 MB."""
     for prefix in ("", "k", "M", "G", "T"):
         # Not 1000: from there on, one decimal would round up to four digits.

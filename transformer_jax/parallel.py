@@ -70,14 +70,25 @@ class Replicated:
 
     def place(self, tree: Any, axes: Any = None) -> Any:
         """Copies host arrays `[...]` to every device: `[devices, ...]`."""
-        mesh = Mesh(np.asarray(self.devices), (DATA_AXIS,))
-        sharding = NamedSharding(mesh, PartitionSpec(DATA_AXIS))
-        count = len(self.devices)
+        sharding, count = self._sharding(), len(self.devices)
 
         def copy(x: Any) -> jax.Array:
             return jax.device_put(np.broadcast_to(x, (count, *np.shape(x))), sharding)
 
         return jax.tree.map(copy, tree)
+
+    def outline(self, tree: Any, axes: Any) -> Any:
+        """Returns shapes, types and places of what `place` would give; no arrays."""
+        sharding, count = self._sharding(), len(self.devices)
+
+        def copy(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=sharding)
+
+        return jax.tree.map(copy, tree)
+
+    def _sharding(self) -> NamedSharding:
+        mesh = Mesh(np.asarray(self.devices), (DATA_AXIS,))
+        return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
     def fetch(self, tree: Any) -> Any:
         """Fetches one device's copy of every array of `tree`, as NumPy arrays."""
@@ -165,6 +176,14 @@ class Sharded:
         if axes is None:
             return jax.tree.map(lambda x: self._put(x, everywhere), tree)
         return jax.tree.map(self._put, tree, self.shardings(axes))
+
+    def outline(self, tree: Any, axes: Any) -> Any:
+        """Returns shapes, types and places of what `place` would give; no arrays."""
+
+        def part(x: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        return jax.tree.map(part, tree, self.shardings(axes))
 
     def _put(self, x: Any, sharding: NamedSharding) -> jax.Array:
         host = np.asarray(x)

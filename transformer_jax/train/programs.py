@@ -73,11 +73,29 @@ class Programs:
     def compile(self, state: TrainState, batch: Batch) -> None:
         """Compiles the update for the shape of `batch` (on the host)."""
         split = self._layout.split_rows(batch)
+        total = None if self._accumulate == 1 else self._zero(state)[0]
+        self._compiled[_key(split)] = self._lower(state, total, split).compile()
+
+    def _lower(self, state: Any, total: Any, split: Batch) -> Any:
         if self._accumulate == 1:
-            program = self._step.lower(state, split)
-        else:
-            program = self._add.lower(self._zero(state)[0], state, split)
-        self._compiled[_key(split)] = program.compile()
+            return self._step.lower(state, split)
+        return self._add.lower(total, state, split)
+
+    def lower(self, state: Any, total: Any, batch: Batch) -> list[tuple[int, Any]]:
+        """Returns what an update runs for the shape of `batch`, not yet compiled.
+
+        Args:
+            state: of `TrainState`, as the layout's `outline` gives it.
+            total: of `BatchSums`, likewise.
+            batch: on the host.
+
+        Returns:
+            Each program, and how often it runs.
+        """
+        first = self._lower(state, total, self._layout.split_rows(batch))
+        if self._accumulate == 1:
+            return [(1, first)]
+        return [(self._accumulate, first), (1, self._apply.lower(state, total))]
 
     def update(
         self, state: TrainState, batches: Sequence[Batch]
