@@ -44,6 +44,7 @@ ALLOWED = {
     "train.metrics": {"progress", "train.loss", "train.step"},
     "train.ending": {"config"},
     "train.origin": {"checkpoint", "config_file", "data.vocabularies"},
+    "train.profiling": {"chips", "config", "describe", BATCH},
     "train.loop": {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
         "evaluate", "train",

@@ -28,7 +28,7 @@ HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "nll": False, "loss": False}
 # Whole numbers that may be 0.
 ZERO_ALLOWED = (
     *("seed", "decoder_layers", "position_offset"),
-    *("source_vocab_size", "data", "average_last"),
+    *("source_vocab_size", "data", "average_last", "profile_steps"),
 )
 
 
@@ -175,6 +175,7 @@ class TrainConfig:
     early_stop_metric: str = ""  # of validation: bleu, chrf, nll, loss; "": none
     patience: int = 5  # evaluations in a row without a better one before the run ends
     max_bad_updates: int = 5  # non-finite updates in a row before the run stops
+    profile_steps: int = 0  # updates traced into WORKDIR/profile; slower while it lasts
 
     @property
     def kept_newest(self) -> int:

@@ -124,6 +124,7 @@ FREE_FIELDS = (
     "train.keep_last",
     "train.average_last",
     "train.max_bad_updates",
+    "train.profile_steps",
 )
 
 

@@ -34,7 +34,7 @@ def rows(workdir: pathlib.Path) -> list[dict]:
 
 
 def without_times(rows: list[dict]) -> list[dict]:
-    timed = ("time", "tokens_per_second", "data_wait", "hours")
+    timed = ("time", "tokens_per_second", "step_seconds", "data_wait", "hours")
     return [{k: v for k, v in row.items() if k not in timed} for row in rows]
 
 

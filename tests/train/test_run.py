@@ -75,6 +75,7 @@ def rehearse(
             trainer, "checkpoints", SimpleNamespace(wait=list, check=list)
         )
         monkeypatch.setattr(trainer, "compile", lambda *_: None)
+        monkeypatch.setattr(trainer.meter, "add", lambda _: None)
         monkeypatch.setattr(trainer.batches, "from_batch", batches)
         monkeypatch.setattr(trainer, "validate", lambda *_: next(scores or iter([])))
 
@@ -117,6 +118,24 @@ def test_without_waiting_the_share_is_small(rehearse, monkeypatch) -> None:
     )
     shares = [row["data_wait"] for row in rows if row["kind"] == "train"]
     assert len(shares) == 3 and min(shares) < 0.2
+
+
+def test_the_seconds_of_an_update_are_logged(rehearse) -> None:
+    rows, *_ = rehearse(
+        steps=6, log_every=2, eval_every=99, batches=slow, scores=itertools.repeat({})
+    )
+    times = [row["step_seconds"] for row in rows if row["kind"] == "train"]
+    assert len(times) == 3 and all(0.1 <= seconds < 10 for seconds in times)
+
+
+def test_a_few_updates_are_profiled(rehearse) -> None:
+    """After a resume, too: it goes on from step 4."""
+    rehearse(steps=4, save_every=4, scores=itertools.repeat({}), profile_steps=2)
+    assert not (rehearse.workdir / "profile").exists()
+    *_, shown = rehearse(steps=14, scores=itertools.repeat({}), profile_steps=3)
+    (line,) = [line for line in shown if line.startswith("profile of")]
+    assert line == f"profile of updates 10 to 12 is in {rehearse.workdir / 'profile'}"
+    assert list((rehearse.workdir / "profile").rglob("*.trace.json.gz"))
 
 
 def scores(metric: str, *values: float) -> Iterator[Row]:

@@ -42,6 +42,7 @@ from transformer_jax.train.metrics import (
     train_metrics,
 )
 from transformer_jax.train.origin import InitFrom, initial_params, still_to_load
+from transformer_jax.train.profiling import Meter, Trace
 from transformer_jax.train.programs import Programs
 from transformer_jax.train.step import (
     StepMetrics,
@@ -81,6 +82,7 @@ class Trainer:
         sizes = {source_size, size}
         parallel.require_divisible(config.parallel, config.model, sizes)
         self.layout = parallel.make_layout(config.parallel)
+        self.meter = Meter(config, size, self.layout.devices)
         self.model = Transformer(config.model, size, source_vocab_size=source_size)
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
@@ -323,16 +325,21 @@ def _run(
     state = trainer.layout.place(state, trainer.axes)
     trainer.compile(state, progress)
     pending: list[Any] = []
+    trace = Trace(trainer.workdir, step, config.profile_steps, progress.say)
     saved, logged, waited, over = step, time.monotonic(), 0.0, ""
     with contextlib.closing(writer), contextlib.ExitStack() as stack:
+        stack.callback(trace.close)
         batches = trainer.batches.from_batch(step * config.accumulate)
         stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
         while not over and not signals:
             asked = time.monotonic()
             some = list(itertools.islice(batches, config.accumulate))
             waited += time.monotonic() - asked
-            state, metrics = trainer.update(state, some)
+            trainer.meter.add(some)
+            with trace.update(step + 1, state):
+                state, metrics = trainer.update(state, some)
             step += 1
+            trace.end(metrics)
             pending.append(metrics)
             progress.advance(step)
             trainer.checkpoints.check()
@@ -351,6 +358,7 @@ def _run(
                 hosts = [trainer.layout.fetch(m) for m in pending]
                 seconds = time.monotonic() - logged
                 values = train_metrics(hosts, seconds, waited)
+                values |= trainer.meter.take(len(hosts), seconds)
                 updates = step - values["bad_updates"]
                 values["learning_rate"] = float(trainer.schedule(updates - 1))
                 values["hours"] = ending.hours

@@ -161,7 +161,7 @@ class TrainProgress(Progress):
         Args:
             updates: how many.
             seconds: that they took.
-            values: of `train_metrics`, and the learning rate.
+            values: of `train_metrics` and `Meter`, and the learning rate.
             seconds_left: that the run may go on, though steps be left.
         """
         self._seconds, self._updates = (
@@ -172,6 +172,8 @@ class TrainProgress(Progress):
             f"loss {values['loss']:.3f}  {values['tokens_per_second']:,.0f} tokens/s  "
             f"lr {values['learning_rate']:.2e}  data wait {values['data_wait']:.1%}"
         )
+        if "mfu" in values:
+            shown += f"  MFU {values['mfu']:.1%}"
         if self._bar.disable:
             left = self._seconds / self._updates * (self._steps - self._step)
             left = max(0.0, min(left, seconds_left))
