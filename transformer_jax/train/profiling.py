@@ -107,7 +107,9 @@ class Trace:
         """
         if step == self._first <= self._last:
             jax.block_until_ready(before)
-            jax.profiler.start_trace(self._folder)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # each call in Python would be an event
+            jax.profiler.start_trace(self._folder, profiler_options=options)
             self._running = True
         if self._running:
             with jax.profiler.StepTraceAnnotation("update", step_num=step):
