@@ -93,3 +93,26 @@ def test_a_loop_of_unknown_length_is_not_counted() -> None:
 
     with pytest.raises(ValueError, match="cannot count this collective"):
         sent(function)
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [
+        ("replica_groups={{0,1,2},{3,4,5}}", 3),
+        ("replica_groups=[4,2]<=[2,4]T(1,0)", 2),
+        ("replica_groups=mesh['a'=2,'b'=4,'c'=3] {'a','c'}", 6),
+        ("replica_groups=mesh['a'=2,'b'=8] {'a','b':(1)4}", 8),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([4]) {'b'}", 2),
+        ("replica_groups={}", 12),
+    ],
+)
+def test_how_groups_are_written(groups: str, devices: int) -> None:
+    """As versions of the compiler do it."""
+    start = (
+        "ENTRY %main (x: f32[6]) -> f32[6] {\n  ROOT %y = f32[6]{0} all-reduce(%x), "
+    )
+    assert traffic(f"{start}{groups}, to_apply=%add\n}}", 12) == [
+        Traffic("all-reduce", devices, 1, 2 * (devices - 1) / devices * 24)
+    ]
+    with pytest.raises(ValueError, match="cannot read the groups"):
+        traffic(f"{start}replica_groups=other, to_apply=%add\n}}", 12)

@@ -58,8 +58,8 @@ def traffic(text: str, devices: int) -> list[Traffic]:
         One entry for each kind and number of devices that take part.
 
     Raises:
-        ValueError: a collective runs in a loop of unknown length, or is split into
-            its start and its end, which the CPU's compiler does not do.
+        ValueError: a collective runs in a loop of unknown length, is split into its
+            start and its end, which the CPU's compiler does not do, or cannot be read.
     """
     entry, bodies = _computations(text)
     counts: collections.Counter[tuple[str, int]] = collections.Counter()
@@ -127,9 +127,19 @@ def _size(result: str) -> int:
 
 
 def _group(line: str, devices: int) -> int:
-    """Returns how many devices take part: `{{0,1},{2,3}}` or `[2,2]<=[4]`, or all."""
+    """Returns how many devices take part in a collective.
+
+    Groups are written as `{{0,1},{2,3}}`, `[2,2]<=[4]`, `mesh['a'=2,'b'=2] {'b'}`, of
+    which an axis may be a part of one, `'b':(1)2`, or, for all devices, `{}`.
+    """
     if found := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
         return len(found[1].split(","))
     if found := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
         return int(found[1])
-    return devices
+    if found := re.search(r"replica_groups=mesh\[([^]]*)\].*? \{('[^}]*)\}", line):
+        sizes = dict(re.findall(r"('[^']*')=(\d+)", found[1]))
+        axes = re.findall(r"('[^']*')(?::\(\d+\)(\d+))?", found[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
+    if "replica_groups={}" in line or "source_target_pairs=" in line:
+        return devices
+    raise ValueError(f"cannot read the groups of this collective: {line[:200]}")
