@@ -93,9 +93,11 @@ def dry_run(config: Config) -> DryRun:
         model_config = dataclasses.replace(config.model, dtype="bfloat16")
         config = dataclasses.replace(config, model=model_config)
     vocab_size, model_config = config.tokenizer.vocab_size, config.model
-    parallel.require_divisible(config.parallel, model_config, [vocab_size])
+    source_size = config.tokenizer.source_size
+    sizes = {vocab_size, source_size}
+    parallel.require_divisible(config.parallel, model_config, sizes)
     layout = parallel.make_layout(config.parallel)
-    model = Transformer(model_config, vocab_size)
+    model = Transformer(model_config, vocab_size, source_vocab_size=source_size)
     optimizer = make_optimizer(config.train, model_config.d_model)
     axes = state_axes(model, optimizer)
     fresh = jax.eval_shape(lambda: init_state(model, optimizer, config.train.seed))
@@ -103,8 +105,11 @@ def dry_run(config: Config) -> DryRun:
     total = layout.outline(jax.eval_shape(zero_sums, fresh)[0], sums_axes(axes))
     shape = longest_shape(config.batch, model_config.max_length)
     batch = make_batch([], [], shape)
+    if config.batch.packing:
+        segments = {"source_segment": batch.source, "target_segment": batch.target_in}
+        batch = batch._replace(**segments)
     started = time.monotonic()
-    programs = Programs(config, layout, vocab_size, optimizer, axes)
+    programs = Programs(config, layout, model, optimizer, axes)
     compiled = [
         (times, program.compile(compiler_options=_QUICKLY))
         for times, program in programs.lower(state, total, batch)
@@ -113,7 +118,7 @@ def dry_run(config: Config) -> DryRun:
     devices = len(layout.devices)
     split = layout.split_rows(batch)
     parts = devices if layout.axis_name else layout.batch_shards
-    held = device_bytes(state) + sum(x.nbytes for x in split) // parts
+    held = device_bytes(state) + sum(x.nbytes for x in jax.tree.leaves(split)) // parts
     held += device_bytes(total) if config.train.accumulate > 1 else 0
     rows = split.source.size // shape.source
     forward = describe(config, length=shape.source).flops
@@ -127,7 +132,7 @@ def dry_run(config: Config) -> DryRun:
         vocab_size=vocab_size,
         shape=shape,
         rows=rows,
-        shapes=config.batch.buckets,
+        shapes=1 if config.batch.packing else config.batch.buckets,
         accumulate=config.train.accumulate,
         parameter_bytes=device_bytes(state.params),
         optimizer_bytes=device_bytes(state.replace(params=None)),

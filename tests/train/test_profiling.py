@@ -23,7 +23,9 @@ VOCAB_SIZE = 10
 
 def device(kind: str, peak: int | None = None) -> SimpleNamespace:
     stats = None if peak is None else {"peak_bytes_in_use": peak, "bytes_in_use": 1}
-    return SimpleNamespace(device_kind=kind, memory_stats=lambda: stats)
+    return SimpleNamespace(
+        device_kind=kind, memory_stats=lambda: stats, process_index=0
+    )
 
 
 def batch(source: list[int], target: list[int]) -> Batch:

@@ -44,7 +44,10 @@ class Meter:
     def add(self, batches: Sequence[Batch]) -> None:
         """Counts the batches of an update, on the host."""
         for batch in batches:
-            self._counts[0] += int((batch.source_length > 0).sum())
+            pairs = batch.source_length > 0
+            if batch.source_segment is not None:
+                pairs = batch.source_segment.max(axis=1)
+            self._counts[0] += int(pairs.sum())
             self._counts[1] += int(batch.source_length.sum())
             self._counts[2] += int(batch.target_length.sum())
 
@@ -68,7 +71,8 @@ class Meter:
             done += target * flops.forward_target_token
             possible = seconds * len(self._devices) * self._chip.flops
             values["mfu"] = 3 * done / possible
-        stats = [device.memory_stats() or {} for device in self._devices]
+        own = [d for d in self._devices if d.process_index == jax.process_index()]
+        stats = [device.memory_stats() or {} for device in own]
         if peaks := [s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s]:
             values["device_memory"] = max(peaks)
         return values
