@@ -12,6 +12,8 @@ BATCH = "data.batching"  # the contract between data, train and evaluate
 # For each room, the rooms it may import, besides `errors`.
 ALLOWED = {
     "errors": set(),
+    "channel": set(),
+    "hosts": {"channel"},
     "progress": set(),
     "config": set(),
     "config_file": {"config"},
@@ -45,9 +47,10 @@ ALLOWED = {
     "train.ending": {"config"},
     "train.origin": {"checkpoint", "config_file", "data.vocabularies"},
     "train.profiling": {"chips", "config", "describe", BATCH},
+    "train.stops": {"hosts", "parallel", "train.ending"},
     "train.loop": {
         "config", "data", "model", "parallel", "checkpoint", "decode.translator",
-        "evaluate", "train",
+        "evaluate", "hosts", "train",
     },
     "dry_run": {
         "chips", "collectives", "config", "describe", "model", "parallel", BATCH,
@@ -56,8 +59,8 @@ ALLOWED = {
     "arguments": {"chips", "config"},
     "cli": {
         "arguments", "config", "config_file", "data", "decode.translator", "checkpoint",
-        "evaluate", "paper_bleu", "compare", "describe", "progress", "train.loop",
-        "train.origin", "chips", "dry_run",
+        "evaluate", "paper_bleu", "compare", "describe", "hosts", "progress",
+        "train.loop", "train.origin", "chips", "dry_run",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -15,6 +15,8 @@ DECODING = (  # the fields of DecodeConfig
     "min_length no_repeat_ngram sample temperature top_k top_p seed mbr batch_size"
 )
 
+PROCESSES = "distributed coordinator num_processes process_id start_timeout"
+
 # What a verb does, an example, and its options, of which OPTIONS says the rest.
 VERBS: dict[str, tuple[str, str, str]] = {
     "prepare": (
@@ -25,12 +27,14 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "train": (
         "train, or go on training",
         "--config=configs/phrases.py --workdir=runs/phrases --config.train.steps=2000",
-        "config workdir? init_from init_checkpoint dry_run devices chip json",
+        "config workdir? init_from init_checkpoint dry_run devices chip json "
+        f"{PROCESSES}",
     ),
     "evaluate": (
         "translate a split, or a file with references, and score it",
         "--workdir=runs/phrases --split=test",
-        f"workdir checkpoint split source? reference? {DECODING} lowercase paper json",
+        f"workdir checkpoint split source? reference? {DECODING} lowercase paper json "
+        f"{PROCESSES}",
     ),
     "bleu": (
         "score a file of translations",
@@ -209,6 +213,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "type": _positive,
         "default": 32,
         "help": "tokens a sentence that attention looks at (default: 32)",
+    },
+    "distributed": {
+        "choices": ("auto",),
+        "help": "auto: the same command runs on several hosts, as Cloud TPU, GKE or "
+        "Slurm say",
+    },
+    "coordinator": {
+        "help": "HOST:PORT of process 0: the same command runs in --num_processes "
+        "processes"
+    },
+    "num_processes": {"type": _positive, "help": "how many processes there are"},
+    "process_id": {"type": _natural, "help": "number of this one, from 0 on"},
+    "start_timeout": {
+        "type": _positive,
+        "default": 300,
+        "help": "seconds in which all processes must have come (default: 300)",
     },
     "json": {
         "action": "store_true",

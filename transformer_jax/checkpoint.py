@@ -39,6 +39,22 @@ def _bleu(metrics: Mapping[str, float]) -> float:
     return metrics["bleu"]
 
 
+def _one_process() -> ocp.options.MultiprocessingOptions:
+    """Returns options by which Orbax waits for no other process.
+
+    Every process reads for itself, and one alone saves NumPy arrays, so a checkpoint
+    is the same whatever the number of processes.
+    """
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    number = jax.process_index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=number,
+        active_processes={number},
+        barrier_sync_key_prefix=f"process{number}",
+    )
+
+
 def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
 
@@ -62,6 +78,8 @@ class Checkpoints:
         """
         self.folder = (workdir / "checkpoints").absolute()
         self._report = report
+        if keep_last:
+            self.folder.mkdir(parents=True, exist_ok=True)
         self._begun = 0.0  # when the last save began
         self._stuck = False  # whether it will never be said to be over
         for step, metrics in self._metrics().items():
@@ -72,6 +90,7 @@ class Checkpoints:
                     f"the metrics of checkpoint {step} in {self.folder} are damaged; "
                     "transformer-jax train sets it aside when it goes on"
                 )
+        one = _one_process()
         policies = checkpoint_managers.preservation_policy
         keep = policies.AnyPreservationPolicy(
             [
@@ -88,10 +107,12 @@ class Checkpoints:
                 best_fn=_bleu,  # without it metrics are not written
                 cleanup_tmp_directories=bool(keep_last),
                 read_only=not keep_last,
+                create=False,
+                multiprocessing_options=one,
             ),
             item_handlers={
-                "params": ocp.StandardCheckpointHandler(),
-                "training": ocp.StandardCheckpointHandler(),
+                "params": ocp.StandardCheckpointHandler(multiprocessing_options=one),
+                "training": ocp.StandardCheckpointHandler(multiprocessing_options=one),
             },
         )
 

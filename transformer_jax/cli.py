@@ -17,7 +17,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
@@ -25,6 +25,9 @@ from transformer_jax.chips import CHIPS
 from transformer_jax.config import Config, DecodeConfig, check_decode
 from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
+
+if TYPE_CHECKING:
+    from transformer_jax.hosts import Hosts
 
 BLOCK = 4096  # lines translated before they are written
 STDIN = "/dev/stdin"
@@ -52,21 +55,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(arguments)
         args.command = shlex.join(["transformer-jax", *arguments])
         return VERBS[args.verb](args) or 0
-    except UserError as error:
-        return _fail(str(error), 2)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
     except BrokenPipeError:
         # The reader of our output is gone; Python would complain again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
+    except (UserError, KeyboardInterrupt, OSError) as error:
+        found = _explain(error, args)
+        if found is None:
+            raise
+        return _fail(*found)
+
+
+def _explain(error: BaseException, args: argparse.Namespace) -> tuple[str, int] | None:
+    """Returns message and exit code of an error; None where it is our fault."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    if isinstance(error, OSError):
         workdir = getattr(args, "workdir", None)
         within = workdir and str(error.filename or "").startswith(str(workdir))
-        if error.errno not in _REFUSED and not within:
-            raise
-        where = error.filename or workdir or "output"
-        return _fail(f"{where}: {error.strerror}; nothing already saved is lost", 2)
+        if error.errno in _REFUSED or within:
+            where = error.filename or workdir or "output"
+            return f"{where}: {error.strerror}; nothing already saved is lost", 2
+    return None
 
 
 def _fail(message: str, code: int) -> int:
@@ -199,11 +211,13 @@ def _train(args: argparse.Namespace) -> int:
     from transformer_jax.train.origin import InitFrom
 
     init = args.init_from and InitFrom(args.init_from, args.init_checkpoint or "best")
-    try:
-        train(config, args.workdir, init)
-    except Stopped as stopped:
-        _report(f"{stopped}; the same command goes on from there")
-        return 128 + stopped.signum
+    with _hosts(args, lambda: _run_facts(config, args), args.workdir) as hosts:
+        try:
+            train(config, args.workdir, init, hosts)
+        except Stopped as stopped:
+            if hosts.first:
+                _report(f"{stopped}; the same command goes on from there")
+            return 128 + stopped.signum
     return 0
 
 
@@ -221,7 +235,43 @@ def _dry_run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _hosts(
+    args: argparse.Namespace,
+    facts: Callable[[], dict[str, Any]],
+    workdir: pathlib.Path | None = None,
+) -> contextlib.AbstractContextManager["Hosts"]:
+    """Joins the other processes, if there are any; see `hosts.joined`."""
+    from transformer_jax import hosts
+
+    given = args.distributed, args.coordinator, args.num_processes, args.process_id
+    address = hosts.find(*given)
+    return hosts.joined(
+        address, args.start_timeout, facts, workdir, lambda e: _explain(e, args)
+    )
+
+
+def _run_facts(config: Config, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what must be the same in all processes that train."""
+    from transformer_jax.data.prepare import fingerprints
+
+    facts = {
+        f"config.{section}.{name}": value
+        for section, fields in config.to_dict().items()
+        for name, value in fields.items()
+    }
+    facts |= {"--init_from": str(args.init_from), "the data": fingerprints(config)}
+    return facts
+
+
 def _evaluate(args: argparse.Namespace) -> None:
+    facts = {name: str(value) for name, value in vars(args).items()}
+    for name in ("command", "process_id"):
+        del facts[name]
+    with _hosts(args, lambda: facts) as hosts:
+        _evaluate_on(args, hosts)
+
+
+def _evaluate_on(args: argparse.Namespace, hosts: "Hosts") -> None:
     if bool(args.source) != bool(args.reference):
         raise ConfigError("--source and --reference go together; give both or neither")
     from transformer_jax.decode.translator import load_translator
@@ -240,9 +290,12 @@ def _evaluate(args: argparse.Namespace) -> None:
         sources, target = open_split(workdirs[0], args.split).text()
         references = [target]
     decode = _decode_config(args, config)
+    warn = _warn if hosts.first else lambda message: None
     score, hypotheses = evaluate(
-        translator, sources, references, decode, _warn, args.lowercase
+        translator, sources, references, decode, warn, args.lowercase
     )
+    if not hosts.first:
+        return
     report = {
         "set": name,
         "direction": f"{config.data.source_lang}-{config.data.target_lang}",

@@ -8,14 +8,17 @@ device holds its part as the logical axis names of the model say. Neither the la
 the number of devices changes what is computed.
 """
 
+import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.linen import spmd
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_jax.config import ModelConfig, ParallelConfig
@@ -51,10 +54,50 @@ def devices() -> list[Any]:
     return jax.devices()
 
 
+def largest(numbers: Sequence[int]) -> jax.Array:
+    """Starts to find the largest of what all processes give.
+
+    Args:
+        numbers: of this process; as many in each.
+
+    Returns:
+        `[numbers] int32`, the same in each process; to read it is to wait for it.
+    """
+    chosen = tuple(devices())
+    mesh = Mesh(np.asarray(chosen), (DATA_AXIS,))
+    split, own = (
+        NamedSharding(mesh, PartitionSpec(DATA_AXIS)),
+        np.array([numbers], np.int32),
+    )
+    shape = len(chosen), len(numbers)
+    given = jax.make_array_from_callback(shape, split, lambda index: own)
+    return _find_largest(mesh)(given)
+
+
+@functools.cache
+def _find_largest(mesh: Mesh) -> Any:
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(functools.partial(jnp.max, axis=0), out_shardings=everywhere)
+
+
+def _put(x: Any, sharding: NamedSharding) -> jax.Array:
+    """Puts a host array, the same in all processes, on the devices of this one."""
+    host = np.asarray(x)
+    return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
+
+
+def _whole(x: jax.Array) -> np.ndarray:
+    """Fetches an array of which this process may hold only a part."""
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
 class Replicated:
     """The whole state on every device, the rows of a batch split over them: `pmap`.
 
-    Arrays on devices have a leading axis, one entry a device.
+    Arrays on devices have a leading axis, one entry a device, also those of other
+    processes.
     """
 
     axis_name: str | None = DATA_AXIS
@@ -63,6 +106,9 @@ class Replicated:
     def __init__(self) -> None:
         """Takes all devices."""
         self.devices = devices()
+        self._mesh = Mesh(np.asarray(self.devices), (DATA_AXIS,))
+        self._sharding = NamedSharding(self._mesh, PartitionSpec(DATA_AXIS))
+        self._alone = jax.process_count() == 1
 
     def __str__(self) -> str:
         """Says what runs where."""
@@ -70,25 +116,21 @@ class Replicated:
 
     def place(self, tree: Any, axes: Any = None) -> Any:
         """Copies host arrays `[...]` to every device: `[devices, ...]`."""
-        sharding, count = self._sharding(), len(self.devices)
+        sharding, count = self._sharding, len(self.devices)
 
         def copy(x: Any) -> jax.Array:
-            return jax.device_put(np.broadcast_to(x, (count, *np.shape(x))), sharding)
+            return _put(np.broadcast_to(x, (count, *np.shape(x))), sharding)
 
         return jax.tree.map(copy, tree)
 
     def outline(self, tree: Any, axes: Any) -> Any:
         """Returns shapes, types and places of what `place` would give; no arrays."""
-        sharding, count = self._sharding(), len(self.devices)
+        sharding, count = self._sharding, len(self.devices)
 
         def copy(x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=sharding)
 
         return jax.tree.map(copy, tree)
-
-    def _sharding(self) -> NamedSharding:
-        mesh = Mesh(np.asarray(self.devices), (DATA_AXIS,))
-        return NamedSharding(mesh, PartitionSpec(DATA_AXIS))
 
     def fetch(self, tree: Any) -> Any:
         """Fetches one device's copy of every array of `tree`, as NumPy arrays."""
@@ -103,9 +145,10 @@ class Replicated:
         """
         count = len(self.devices)
 
-        def split(x: np.ndarray) -> np.ndarray:
+        def split(x: np.ndarray) -> Any:
             x = _fill_rows(x, count)
-            return x.reshape(count, len(x) // count, *x.shape[1:])
+            x = x.reshape(count, len(x) // count, *x.shape[1:])
+            return x if self._alone else _put(x, self._sharding)
 
         return jax.tree.map(split, tree)
 
@@ -113,7 +156,7 @@ class Replicated:
         """Undoes `split_rows`: NumPy arrays `[rows, ...]`, without what it added."""
 
         def join(x: jax.Array) -> np.ndarray:
-            host = np.asarray(x)
+            host = _whole(x)
             return host.reshape(-1, *host.shape[2:])[:rows]
 
         return jax.tree.map(join, tree)
@@ -132,9 +175,25 @@ class Replicated:
             A function of arrays as `place` and `split_rows` give them.
         """
         donated = (0,) if donate else ()
-        return jax.pmap(
-            function, axis_name=DATA_AXIS, devices=self.devices, donate_argnums=donated
+        if self._alone:
+            return jax.pmap(
+                function,
+                axis_name=DATA_AXIS,
+                devices=self.devices,
+                donate_argnums=donated,
+            )
+        # What pmap is made of. Itself, it would give each process the part of its own
+        # devices as another array, which a compiled program does not take.
+        rows = PartitionSpec(DATA_AXIS)
+
+        def on_device(*args: Any) -> Any:
+            found = function(*jax.tree.map(lambda x: x[0], args))
+            return jax.tree.map(lambda x: jnp.expand_dims(x, 0), found)
+
+        mapped = jax.shard_map(
+            on_device, mesh=self._mesh, in_specs=rows, out_specs=rows, check_vma=False
         )
+        return jax.jit(mapped, donate_argnums=donated)
 
 
 class Sharded:
@@ -174,8 +233,8 @@ class Sharded:
         """Gives every device its part of host arrays, as their logical `axes` say."""
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         if axes is None:
-            return jax.tree.map(lambda x: self._put(x, everywhere), tree)
-        return jax.tree.map(self._put, tree, self.shardings(axes))
+            return jax.tree.map(lambda x: _put(x, everywhere), tree)
+        return jax.tree.map(_put, tree, self.shardings(axes))
 
     def outline(self, tree: Any, axes: Any) -> Any:
         """Returns shapes, types and places of what `place` would give; no arrays."""
@@ -185,13 +244,11 @@ class Sharded:
 
         return jax.tree.map(part, tree, self.shardings(axes))
 
-    def _put(self, x: Any, sharding: NamedSharding) -> jax.Array:
-        host = np.asarray(x)
-        return jax.make_array_from_callback(host.shape, sharding, host.__getitem__)
-
     def fetch(self, tree: Any) -> Any:
-        """Fetches whole arrays, as NumPy arrays."""
-        return jax.device_get(tree)
+        """Fetches whole arrays, as NumPy arrays; all processes do so together."""
+        if jax.process_count() == 1:
+            return jax.device_get(tree)
+        return jax.tree.map(_whole, tree)
 
     def split_rows(self, tree: Any) -> Any:
         """Splits `[rows, ...]` over the devices that hold other rows.
@@ -202,7 +259,7 @@ class Sharded:
         sharding = NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
 
         def split(x: np.ndarray) -> jax.Array:
-            return self._put(_fill_rows(x, self.batch_shards), sharding)
+            return _put(_fill_rows(x, self.batch_shards), sharding)
 
         return jax.tree.map(split, tree)
 

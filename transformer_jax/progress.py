@@ -18,10 +18,10 @@ SAY = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Bars on a terminal, and plain lines elsewhere; all output goes to stderr."""
 
-    def __init__(self) -> None:
-        """Shows nothing yet."""
+    def __init__(self, quiet: bool = False) -> None:
+        """Shows nothing yet, and with `quiet` nothing at all."""
         self.console = rich.console.Console(
-            stderr=True, highlight=False, soft_wrap=True, emoji=False
+            stderr=True, highlight=False, soft_wrap=True, emoji=False, quiet=quiet
         )
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
@@ -29,7 +29,7 @@ class Progress:
             rich.progress.TextColumn("{task.fields[shown]}"),
             rich.progress.TimeRemainingColumn(),
             console=self.console,
-            disable=not sys.stderr.isatty(),
+            disable=quiet or not sys.stderr.isatty(),
         )
         self._bar.start()
 

@@ -87,7 +87,7 @@ def rehearse(
         progress = loop.TrainProgress(0, section.steps)
         state = SimpleNamespace(step=max(saved, default=0))
         limits = trainer.ending(state.step)
-        if over := limits.reason(state.step):
+        if over := limits.reason(state.step, limits.late):
             return [], saved, [over]
         stop = [] if signals is None else signals
         try:

@@ -108,6 +108,21 @@ def prepare(
     return Prepared(vocabularies, splits)
 
 
+def fingerprints(config: Config) -> dict[str, str]:
+    """Returns a hash of what each part of the data is made of, not yet made.
+
+    Raises:
+        UserError: a file is missing.
+    """
+    found = {
+        split: _digest(corpora.fingerprint(config.data, split))[:12]
+        for split in SPLITS
+        if split == "train" or corpora.has_split(config.data, split)
+    }
+    models = [Tokenizer.load(path).fingerprint for path in config.tokenizer.model_paths]
+    return found | ({"tokenizer": _digest(models)[:12]} if models else {})
+
+
 def open_split(workdir: pathlib.Path, split: str) -> TokenizedCorpus:
     """Opens a split of a run; the files that it was made of are not needed.
 

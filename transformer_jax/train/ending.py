@@ -52,6 +52,11 @@ class Ending:
         """Hours until the limit; infinite where there is none."""
         return self._config.hours - self.hours if self._config.hours else math.inf
 
+    @property
+    def late(self) -> bool:
+        """Whether the hours are over, by this host's clock."""
+        return self.hours_left <= 0
+
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """Notes the validation's result at a step."""
         metric = self._config.early_stop_metric
@@ -60,12 +65,17 @@ class Ending:
             value = sign * values[metric]
             self._scores.append((step, -math.inf if math.isnan(value) else value))
 
-    def reason(self, step: int) -> str:
-        """Says why the run is over after `step` updates; "" while it is not."""
+    def reason(self, step: int, late: bool) -> str:
+        """Says why the run is over after `step` updates; "" while it is not.
+
+        Args:
+            step: updates made.
+            late: whether the hours are over, by the clock that counts.
+        """
         config = self._config
         if step >= self.last_step:
             return f"{self._limit} reached; raise it to go on"
-        if self.hours_left <= 0:
+        if late:
             return f"config.train.hours {config.hours:g} reached; raise it to go on"
         if self._scores:
             # max() gives the first of equal ones: standing still is no improvement.

@@ -31,11 +31,13 @@ from transformer_jax.data.prepare import Prepared, prepare
 from transformer_jax.decode.translator import Translator
 from transformer_jax.errors import ConfigError, TrainingError
 from transformer_jax.evaluate import evaluate
+from transformer_jax.hosts import ALONE, PREPARING, Hosts
 from transformer_jax.model.transformer import Transformer, compute_dtype
 from transformer_jax.train import optimizer as optimizers
 from transformer_jax.train.ending import Ending
 from transformer_jax.train.metrics import (
     MetricsWriter,
+    NoWriter,
     TrainProgress,
     loss_metrics,
     read_rows,
@@ -52,8 +54,7 @@ from transformer_jax.train.step import (
     state_axes,
     value_names,
 )
-
-RUN_AHEAD = 2  # updates queued on the device before the host waits for one
+from transformer_jax.train.stops import RUN_AHEAD, Stops
 
 
 class Stopped(Exception):
@@ -74,9 +75,11 @@ class Trainer:
         workdir: pathlib.Path,
         data: Prepared,
         report: Callable[[str], None],
+        hosts: Hosts = ALONE,
     ) -> None:
         """Builds model, optimizer and steps; nothing is compiled yet."""
         self.config, self.workdir, self.data = config, workdir, data
+        self.hosts = hosts
         train = config.train
         source_size, size = (side.vocab_size for side in data.vocabularies)
         sizes = {source_size, size}
@@ -86,7 +89,8 @@ class Trainer:
         self.model = Transformer(config.model, size, source_vocab_size=source_size)
         self.optimizer = optimizers.make_optimizer(train, config.model.d_model)
         self.schedule = optimizers.learning_rate(train, config.model.d_model)
-        self.checkpoints = Checkpoints(workdir, report, train.kept_newest)
+        kept_newest = train.kept_newest if hosts.first else 0
+        self.checkpoints = Checkpoints(workdir, report, kept_newest)
         kept = read_shapes(workdir) if self.checkpoints.steps() else None
         order = PackedBatches if config.batch.packing else TrainBatches
         self.batches = order(data.splits["train"], config.batch, train.seed, kept)
@@ -127,8 +131,11 @@ class Trainer:
         return Ending(train, self.updates_per_epoch, rows)
 
     def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
-        """Saves a replicated state."""
+        """Saves a state that lies on devices; the first process writes it."""
+        self.hosts.at("saving")
         host = self.layout.fetch(state)
+        if not self.hosts.first:
+            return
         training = host.replace(params=None)
         self.checkpoints.save(int(host.step), host.params, training, metrics or {})
 
@@ -137,6 +144,7 @@ class Trainer:
         shapes = sorted(
             self.batches.shapes, key=lambda s: -s.rows * (s.source + s.target)
         )
+        self.hosts.at("compiling")
         started = time.monotonic()
         for shape in shapes:
             batch = _empty_batch(shape, self.config.batch.packing)
@@ -152,6 +160,7 @@ class Trainer:
 
     def validate(self, state: TrainState, progress: TrainProgress) -> dict[str, float]:
         """Returns loss and BLEU of the validation split, by real decodes."""
+        self.hosts.at("evaluating")
         corpus = self.data.splits["valid"]
         shapes = self.batches.eval_shapes
         batches = eval_batches(corpus, shapes, self.config.batch.tokens)
@@ -218,43 +227,60 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(signum, handler)
 
 
-def train(config: Config, workdir: pathlib.Path, init: InitFrom | None = None) -> None:
+def train(
+    config: Config,
+    workdir: pathlib.Path,
+    init: InitFrom | None = None,
+    hosts: Hosts = ALONE,
+) -> None:
     """Trains, or goes on training, in `workdir`; returns when the run is over.
 
     Args:
         config: the run's config.
         workdir: the run's folder.
         init: an old run whose parameters a new one begins with.
+        hosts: the processes that train together, all with the same arguments.
 
     Raises:
         UserError: config, data, checkpoint or numerics are wrong.
         Stopped: SIGINT or SIGTERM came; everything is saved.
     """
     parallel.cache_compilations()
-    progress = TrainProgress(0, config.train.steps)
-    try:
-        init = still_to_load(init, workdir, progress.say)
+    progress = TrainProgress(0, config.train.steps, quiet=not hosts.first)
+    hosts.at(PREPARING)
+
+    def open_run() -> tuple[InitFrom | None, Trainer, TrainState]:
+        new = still_to_load(init, workdir, progress.say)
         data = prepare(config, workdir, progress.say, progress.track)
-        trainer = Trainer(config, workdir, data, progress.say)
+        trainer = Trainer(config, workdir, data, progress.say, hosts)
+        return new, trainer, trainer.restore()
+
+    try:
+        new, trainer, state = hosts.in_turn("the opened run", open_run)
         with contextlib.closing(trainer.checkpoints), _signals() as signals:
-            state = trainer.restore()
             step = int(state.step)
             ending = trainer.ending(step)
             progress.end_at(ending.last_step)
-            if over := ending.reason(step):
+            if over := hosts.gather("the ending", ending.reason(step, ending.late))[0]:
                 progress.say(f"finished: {workdir} is at step {step}: {over}")
                 return
             for line in start_block(trainer, state):
                 progress.say(line)
-            if init:
+            if new:
                 params = initial_params(
-                    init, workdir, data.vocabularies, state.params, progress.say
+                    new,
+                    workdir,
+                    trainer.data.vocabularies,
+                    state.params,
+                    progress.say,
+                    record=hosts.first,
                 )
                 state = state.replace(params=params)
-            write_shapes(workdir, trainer.batches.shapes)
-            if init:
+            if hosts.first:
+                write_shapes(workdir, trainer.batches.shapes)
+            if new:
                 trainer.save(trainer.layout.place(state, trainer.axes))
-            _run(trainer, state, ending, progress, signals)
+            _run(trainer, state, ending, progress, Stops(hosts, ending, signals))
     finally:
         progress.close()
 
@@ -268,11 +294,13 @@ def start_block(trainer: Trainer, state: TrainState) -> list[str]:
     shapes += ", packed" if config.batch.packing else ""
     updates = trainer.updates_per_epoch
     source, target = (n / updates for n in batches.tokens_per_epoch)
+    tokens, hosts = config.train.accumulate * config.batch.tokens, trainer.hosts.count
+    share = "host" if hosts == 1 else f"{hosts} hosts x {tokens // hosts}"
     lines = [
         f"devices     {devices} {jax.devices()[0].platform}, {trainer.layout}, "
         f"{compute_dtype(config.model).name} compute, JAX {jax.__version__}",
-        f"batch       {config.train.accumulate * config.batch.tokens} tokens a side at "
-        f"most, global = host; {config.batch.tokens // devices} a device"
+        f"batch       {tokens} tokens a side at "
+        f"most, global = {share}; {config.batch.tokens // devices} a device"
         + (f", {config.train.accumulate} times" if config.train.accumulate > 1 else ""),
         f"model       {parameters:,} parameters, vocabulary "
         f"{trainer.data.vocabularies.sizes}",
@@ -317,11 +345,11 @@ def _run(
     state: TrainState,
     ending: Ending,
     progress: TrainProgress,
-    signals: list[int],
+    stops: Stops,
 ) -> None:
     """Updates from `state` (on the host) until the run is over or stopped."""
-    config, step = trainer.config.train, int(state.step)
-    writer = MetricsWriter(trainer.workdir, step)
+    config, step, hosts = trainer.config.train, int(state.step), trainer.hosts
+    writer = MetricsWriter(trainer.workdir, step) if hosts.first else NoWriter()
     state = trainer.layout.place(state, trainer.axes)
     trainer.compile(state, progress)
     pending: list[Any] = []
@@ -331,10 +359,12 @@ def _run(
         stack.callback(trace.close)
         batches = trainer.batches.from_batch(step * config.accumulate)
         stack.callback(batches.close)  # pyright: ignore[reportAttributeAccessIssue]
-        while not over and not signals:
+        while not over and not stops.ask():
+            hosts.at("waiting for data", step)
             asked = time.monotonic()
             some = list(itertools.islice(batches, config.accumulate))
             waited += time.monotonic() - asked
+            hosts.at("in an update", step + 1)
             trainer.meter.add(some)
             with trace.update(step + 1, state):
                 state, metrics = trainer.update(state, some)
@@ -345,7 +375,7 @@ def _run(
             trainer.checkpoints.check()
             if len(pending) > RUN_AHEAD:
                 jax.block_until_ready(pending[-1 - RUN_AHEAD].sums.tokens)
-            over = ending.reason(step)
+            over = ending.reason(step, stops.late)
             due = {
                 name: step % every == 0 or bool(over)
                 for name, every in (
@@ -355,24 +385,24 @@ def _run(
                 )
             }
             if due["log"] or due["evaluate"] or due["save"]:
-                hosts = [trainer.layout.fetch(m) for m in pending]
+                fetched = [trainer.layout.fetch(m) for m in pending]
                 seconds = time.monotonic() - logged
-                values = train_metrics(hosts, seconds, waited)
-                values |= trainer.meter.take(len(hosts), seconds)
+                values = train_metrics(fetched, seconds, waited)
+                values |= trainer.meter.take(len(fetched), seconds)
                 updates = step - values["bad_updates"]
                 values["learning_rate"] = float(trainer.schedule(updates - 1))
                 values["hours"] = ending.hours
                 writer.write("train", step, values)
-                progress.log(len(hosts), seconds, values, 3600 * ending.hours_left)
+                progress.log(len(fetched), seconds, values, 3600 * ending.hours_left)
                 pending, logged, waited = [], time.monotonic(), 0.0
-                if int(hosts[-1].bad_in_a_row) >= config.max_bad_updates:
-                    raise trainer.not_finite(state, some[-1], hosts[-1], step)
+                if int(fetched[-1].bad_in_a_row) >= config.max_bad_updates:
+                    raise trainer.not_finite(state, some[-1], fetched[-1], step)
             valid: dict[str, float] = {}
             if due["evaluate"] and "valid" in trainer.data.splits:
                 valid = trainer.validate(state, progress)
                 writer.write("valid", step, valid)
                 ending.evaluated(step, valid)
-                over = over or ending.reason(step)
+                over = over or ending.reason(step, stops.late)
             if due["save"] or due["evaluate"]:
                 trainer.save(state, valid)
                 saved = step
@@ -380,8 +410,9 @@ def _run(
         if saved < step:
             trainer.save(state)
             writer.write("event", step, {"event": "stopped", "hours": ending.hours})
+        hosts.at("waiting for the last save")
         trainer.checkpoints.wait()
         if over:
             progress.say(f"finished at step {step}: {over}")
-    if signals and not over:
-        raise Stopped(signals[0], step)
+    if stops.signum and not over:
+        raise Stopped(stops.signum, step)

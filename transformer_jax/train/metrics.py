@@ -110,6 +110,16 @@ class MetricsWriter:
         self._board.close()
 
 
+class NoWriter:
+    """What a process has that is not the first: nothing is written twice."""
+
+    def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Writes nothing."""
+
+    def close(self) -> None:
+        """Closes nothing."""
+
+
 def read_rows(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
     """Returns the rows of `metrics.jsonl` up to `step`.
 
@@ -130,9 +140,9 @@ def read_rows(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
 class TrainProgress(Progress):
     """Progress with a bar of the steps, or plain lines at each log."""
 
-    def __init__(self, step: int, steps: int) -> None:
-        """Starts at `step` of `steps`."""
-        super().__init__()
+    def __init__(self, step: int, steps: int, quiet: bool = False) -> None:
+        """Starts at `step` of `steps`; with `quiet` it shows nothing."""
+        super().__init__(quiet)
         self._step, self._steps = step, steps
         self._seconds, self._updates = 0.0, 0
         self._task = self._bar.add_task("", total=steps, completed=step, shown="")

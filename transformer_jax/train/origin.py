@@ -64,6 +64,7 @@ def initial_params(
     vocabularies: Vocabularies,
     fresh: Any,
     report: Report,
+    record: bool = True,
 ) -> Any:
     """Loads the parameters that a new run begins with, and records where from.
 
@@ -73,6 +74,7 @@ def initial_params(
         vocabularies: of the new run.
         fresh: parameters of the new run's model.
         report: is told where they come from.
+        record: whether this process writes `init_from.json`.
 
     Returns:
         A tree like `fresh`.
@@ -93,12 +95,13 @@ def initial_params(
     require_same_shapes(fresh, loaded.params, f"--init_from={init.workdir}")
     steps = ", ".join(map(str, loaded.steps))
     report(f"parameters  of {init.workdir}, {loaded.name} (step {steps})")
-    record = {
-        "workdir": str(init.workdir.resolve()),
-        "checkpoint": init.checkpoint,
-        "steps": loaded.steps,
-    }
-    partial = workdir / "init_from.json.partial"
-    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    partial.replace(workdir / "init_from.json")
+    if record:
+        content = {
+            "workdir": str(init.workdir.resolve()),
+            "checkpoint": init.checkpoint,
+            "steps": loaded.steps,
+        }
+        partial = workdir / "init_from.json.partial"
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        partial.replace(workdir / "init_from.json")
     return loaded.params
