@@ -7,8 +7,7 @@ import pathlib
 import pytest
 import tiny
 
-from transformer_jax import config as configs
-from transformer_jax import config_file
+from transformer_jax import config_check, config_file
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.errors import ConfigError
 
@@ -82,7 +81,7 @@ def test_every_config_file_loads():
     files = sorted(pathlib.Path("configs").glob("*.py"))
     assert len(files) >= 6
     for file in files:
-        assert configs.check(load(str(file))) == []
+        assert config_check.check(load(str(file))) == []
 
 
 def test_overrides_reach_the_config(tmp_path):
@@ -167,7 +166,7 @@ WRONG = {
 def test_wrong_values_of_the_model_are_named(field):
     wrong = WRONG[field]
     with pytest.raises(ConfigError) as error:
-        configs.from_dict({"model": {field: wrong}})
+        config_check.from_dict({"model": {field: wrong}})
     assert str(error.value).startswith(f"config.model.{field} is {wrong!r}; ")
 
 
@@ -179,7 +178,7 @@ def test_wrong_values_of_the_model_are_named(field):
 def test_numbers_are_finite_and_not_negative(field, value):
     section, key = field.split(".")
     with pytest.raises(ConfigError, match=f"config.{field} is {value}"):
-        configs.from_dict({section: {key: value}})
+        config_check.from_dict({section: {key: value}})
 
 
 @pytest.mark.parametrize(
@@ -191,9 +190,9 @@ def test_numbers_are_finite_and_not_negative(field, value):
     ],
 )
 def test_fields_of_sinusoids_with_learned_positions(fields, named):
-    assert not configs.check(Config(model=ModelConfig(positions="learned")))
+    assert not config_check.check(Config(model=ModelConfig(positions="learned")))
     model = ModelConfig(positions="learned", **fields)
-    (fault,) = configs.check(Config(model=model))
+    (fault,) = config_check.check(Config(model=model))
     assert all(name in fault for name in named)
 
 
@@ -217,16 +216,16 @@ SHARE = f"{TOKENIZER}.joint is false and config.model.share_embeddings true"
 def test_separate_vocabularies(fields, shared, fault):
     values = {"tokenizer": fields, "model": {"share_embeddings": shared}}
     if not fault:
-        assert configs.from_dict(values).model.tie_output  # that is the target's
+        assert config_check.from_dict(values).model.tie_output  # that is the target's
         return
     with pytest.raises(ConfigError) as error:
-        configs.from_dict(values)
+        config_check.from_dict(values)
     assert fault in str(error.value) and "\n" not in str(error.value)
 
 
 def test_sizes_that_sinusoids_need():
     def faults(**fields):
-        return configs.check(Config(model=ModelConfig(**fields)))
+        return config_check.check(Config(model=ModelConfig(**fields)))
 
     assert not faults(d_model=2) and not faults(d_model=4, position_stretch=True)
     assert not faults(d_model=15, positions="learned")
@@ -272,11 +271,11 @@ def test_missing_config_file():
 
 def test_json_round_trip(tmp_path):
     config = load("configs/big.py:en-fr")
-    assert configs.from_dict(json.loads(config.to_json())) == config
+    assert config_check.from_dict(json.loads(config.to_json())) == config
     with pytest.raises(ConfigError, match="did you mean dropout"):
-        configs.from_dict({"model": {"drop_out": 0.1}})
+        config_check.from_dict({"model": {"drop_out": 0.1}})
     with pytest.raises(ConfigError, match="unknown section modell"):
-        configs.from_dict({"modell": {}})
+        config_check.from_dict({"modell": {}})
 
 
 def test_only_free_fields_may_change_on_resume():

@@ -16,7 +16,8 @@ ALLOWED = {
     "hosts": {"channel"},
     "progress": set(),
     "config": set(),
-    "config_file": {"config"},
+    "config_check": {"config"},
+    "config_file": {"config", "config_check"},
     "data": {"config", "config_file", "data"},
     "model": {"config", "model"},
     "parallel": {"config", "model.axes"},
@@ -31,8 +32,8 @@ ALLOWED = {
         "config", "model", "decode.choice", "decode.search", BATCH, "data.tokenizer"
     },
     "decode.translator": {
-        "config", "config_file", "model", "parallel", "checkpoint", "decode", BATCH,
-        "data.tokenizer", "data.vocabularies",
+        "config", "config_check", "config_file", "model", "parallel", "checkpoint",
+        "decode", BATCH, "data.tokenizer", "data.vocabularies",
     },
     "evaluate": {"config", "decode.translator"},
     "paper_bleu": {"evaluate"},
@@ -56,10 +57,10 @@ ALLOWED = {
         "chips", "collectives", "config", "describe", "model", "parallel", BATCH,
         "train.optimizer", "train.programs", "train.step",
     },
-    "arguments": {"chips", "config"},
+    "arguments": {"chips", "config", "config_check"},
     "cli": {
-        "arguments", "config", "config_file", "data", "decode.translator", "checkpoint",
-        "evaluate", "paper_bleu", "compare", "describe", "hosts", "progress",
+        "arguments", "config", "config_check", "config_file", "data",
+        "decode.translator", "checkpoint", "evaluate", "paper_bleu", "compare", "describe", "hosts", "progress",
         "train.loop", "train.origin", "chips", "dry_run",
     },
     "__main__": {"cli"},
@@ -112,6 +113,7 @@ def test_libraries_stay_in_their_rooms(path):
     if room in (
         "data",
         "config.py",
+        "config_check.py",
         "errors.py",
         "describe.py",
         "cli.py",

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from transformer_jax import __version__
 from transformer_jax.chips import CHIPS
-from transformer_jax.config import nearest
+from transformer_jax.config_check import nearest
 from transformer_jax.errors import ConfigError
 
 DECODING = (  # the fields of DecodeConfig

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
 from transformer_jax.chips import CHIPS
-from transformer_jax.config import Config, DecodeConfig, check_decode
+from transformer_jax.config import Config, DecodeConfig
+from transformer_jax.config_check import check_decode
 from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
 

@@ -15,7 +15,8 @@ import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-from transformer_jax.config import Config, convert, from_dict, nearest
+from transformer_jax.config import Config
+from transformer_jax.config_check import convert, from_dict, nearest
 from transformer_jax.errors import ConfigError
 
 

@@ -9,8 +9,7 @@ import pytest
 import tiny
 from texts import one_line, write
 
-from transformer_jax import config as configs
-from transformer_jax import config_file
+from transformer_jax import config_check, config_file
 from transformer_jax.config import DataConfig
 from transformer_jax.data import corpora, doctor, findings
 from transformer_jax.data.cleaning import Cleaner
@@ -123,7 +122,7 @@ def test_unknown_rules_are_errors(field, there):
     with pytest.raises(
         ConfigError, match=f"config.data.{field} is 'x'; there are: {there}"
     ):
-        configs.from_dict({"data": {field: "x"}})
+        config_check.from_dict({"data": {field: "x"}})
 
 
 # --- A whole preparation ----------------------------------------------------------

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from transformer_jax import config as configs
-from transformer_jax import config_file
+from transformer_jax import config_check, config_file
 from transformer_jax.data import corpora, workers
 from transformer_jax.data import prepare as preparing
 from transformer_jax.data.prepare import open_split, prepare
@@ -258,7 +257,7 @@ def test_a_run_keeps_its_vocabulary_whatever_the_sample(trained, tmp_path):
     shutil.copytree(trained, workdir)
     values = json.loads((workdir / "config.json").read_text())
     values["tokenizer"]["train_lines"] = 5_000_000
-    old = configs.from_dict(values)
+    old = config_check.from_dict(values)
     (workdir / "config.json").write_text(old.to_json())
     record = json.loads((workdir / "data.json").read_text())
     settings = dataclasses.asdict(old.tokenizer)

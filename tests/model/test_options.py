@@ -27,7 +27,7 @@ from reference import (
     shapes_of,
 )
 
-from transformer_jax import config as configs
+from transformer_jax import config_check
 from transformer_jax.config import Config, ModelConfig
 from transformer_jax.model.attention import MultiHeadAttention, attention_weights
 from transformer_jax.model.layers import Embedding, FeedForward, Output, layer_norm
@@ -153,7 +153,7 @@ def test_every_field_changes_the_model(field: str) -> None:
         base = dataclasses.replace(ONE_LAYER, **context)
         assert getattr(base, field) != value
         config = dataclasses.replace(base, **{field: value})
-        assert not configs.check(Config(model=config))
+        assert not config_check.check(Config(model=config))
         params = make_params(config)
         if field in SIZES:
             assert paths(config) != paths(base)

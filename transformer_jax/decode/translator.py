@@ -18,7 +18,8 @@ import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Loaded, load_params
-from transformer_jax.config import Config, DecodeConfig, ModelConfig, check_decode
+from transformer_jax.config import Config, DecodeConfig, ModelConfig
+from transformer_jax.config_check import check_decode
 from transformer_jax.config_file import read_workdir
 from transformer_jax.data import batching
 from transformer_jax.data.tokenizer import EOS_ID
