@@ -60,8 +60,9 @@ ALLOWED = {
     "arguments": {"chips", "config", "config_check"},
     "cli": {
         "arguments", "config", "config_check", "config_file", "data",
-        "decode.translator", "checkpoint", "evaluate", "paper_bleu", "compare", "describe", "hosts", "progress",
-        "train.loop", "train.origin", "chips", "dry_run",
+        "decode.translator", "checkpoint", "evaluate", "paper_bleu", "compare",
+        "describe", "hosts", "progress", "train.loop", "train.origin", "chips",
+        "dry_run",
     },
     "__main__": {"cli"},
 }  # fmt: skip

@@ -184,7 +184,7 @@ def computed(case: str) -> tuple[np.ndarray, LossSums, Params, Params]:
             mutable=["intermediates"],
         )
         kept = state["intermediates"]
-        x = kept["decoder"]["__call__"][0][0]
+        x = kept["decoder"]["whole"][0]
         sums = batch_loss(params, x, batch(), SMOOTHING)
         return sums.loss / batch().target_length.sum(), (logits, sums, kept)
 

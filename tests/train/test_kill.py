@@ -16,7 +16,13 @@ import tiny
 from transformer_jax.checkpoint import load_params
 
 KILLS, STEPS = 20, 2000
-CLOCK = ("time", "tokens_per_second", "data_wait", "hours")  # what may differ
+CLOCK = (
+    "time",
+    "tokens_per_second",
+    "step_seconds",
+    "data_wait",
+    "hours",
+)  # may differ
 
 
 def rows(workdir: pathlib.Path) -> list[dict[str, Any]]:

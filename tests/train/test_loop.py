@@ -148,6 +148,8 @@ def test_a_finished_run_started_again_changes_nothing(trained, capsys):
 VARIANTS = {
     "plain": [],  # all of it inside warm-up
     "clipped": ["--config.train.warmup_steps=4", "--config.train.clip_norm=0.5"],
+    "accumulated": ["--config.train.accumulate=2"],
+    "packed": ["--config.batch.packing=true", "--config.train.accumulate=3"],
 }
 
 
@@ -177,6 +179,9 @@ def config_of(trained: pathlib.Path) -> str:
         ("plain", "at the border of epochs"),
         ("plain", "in the second epoch"),
         ("clipped", "just before the end of warm-up"),
+        ("accumulated", "after the first update"),
+        ("accumulated", "after an update with batches of two epochs"),
+        ("packed", "after an update with batches of two epochs"),
     ],
 )
 def test_stop_and_resume_is_the_same_run(
@@ -184,14 +189,17 @@ def test_stop_and_resume_is_the_same_run(
 ):
     """Stopped by the real signal."""
     config, flags, whole = config_of(trained), VARIANTS[variant], whole(variant)
-    batches = loop.TrainBatches(
-        open_split(whole, "train"), read_workdir(whole).batch, 0, read_shapes(whole)
-    )
+    run = read_workdir(whole)
+    order = loop.PackedBatches if run.batch.packing else loop.TrainBatches
+    batches = order(open_split(whole, "train"), run.batch, 0, read_shapes(whole))
     stop = {
         "after the first update": 1,
-        "just before the end of warm-up": read_workdir(whole).train.warmup_steps - 1,
+        "just before the end of warm-up": run.train.warmup_steps - 1,
         "at the border of epochs": batches.batches_per_epoch,
         "in the second epoch": batches.batches_per_epoch + 1,
+        "after an update with batches of two epochs": (
+            batches.batches_per_epoch // run.train.accumulate + 1
+        ),
     }[stop]
     update, count = loop.Trainer.update, 0
 
