@@ -245,9 +245,13 @@ def _hosts(
     from transformer_jax import hosts
 
     given = args.distributed, args.coordinator, args.num_processes, args.process_id
-    address = hosts.find(*given)
+    seconds = args.start_timeout
     return hosts.joined(
-        address, args.start_timeout, facts, workdir, lambda e: _explain(e, args)
+        hosts.find(*given, seconds),
+        seconds,
+        facts,
+        workdir,
+        lambda e: _explain(e, args),
     )
 
 

@@ -25,7 +25,6 @@ from transformer_jax import __version__
 from transformer_jax.channel import PREPARING, Channel, Ended, Meeting, Relay
 from transformer_jax.errors import ConfigError
 
-START = 300.0  # seconds in which all processes must have come
 SHARED = 20.0  # seconds in which a file of process 0 must be seen by the others
 GRACE = 3.0  # seconds for news of another's end, before a crash is called our own
 
@@ -97,6 +96,7 @@ def find(
     coordinator: str | None,
     count: int | None,
     process: int | None,
+    seconds: int,
 ) -> Address | None:
     """Returns where this process belongs, as the options say; None if it is alone.
 
@@ -105,6 +105,7 @@ def find(
         coordinator: host and port of process 0, or None.
         count: of processes.
         process: number of this one.
+        seconds: in which the name of process 0 must be known to the network.
 
     Raises:
         ConfigError: options are missing or contradict each other, or nothing is set.
@@ -121,7 +122,7 @@ def find(
             "--coordinator, --num_processes and --process_id"
         )
     if distributed:
-        return _detect()
+        return _detect(seconds)
     if len(missing) == 3:
         return None
     if missing:
@@ -139,12 +140,12 @@ def find(
     return found if count > 1 else None
 
 
-def _detect() -> Address | None:
+def _detect(seconds: int) -> Address | None:
     """Asks JAX what Cloud TPU, GKE or Slurm say."""
     try:
         address, count, process, _ = (
             clusters.ClusterEnv.auto_detect_unset_distributed_params(
-                None, None, None, None, None, int(START)
+                None, None, None, None, None, seconds
             )
         )
     except Exception as error:  # whatever a metadata server or a cluster's API raises
@@ -164,7 +165,7 @@ _EXPLICIT = "give --coordinator=HOST:PORT, --num_processes and --process_id"
 @contextlib.contextmanager
 def joined(
     address: Address | None,
-    seconds: float,
+    seconds: int,
     facts: Callable[[], Mapping[str, Any]],
     workdir: pathlib.Path | None,
     explain: Callable[[BaseException], tuple[str, int] | None],
@@ -234,7 +235,7 @@ def joined(
 def _begin(
     hosts: Hosts,
     address: Address,
-    seconds: float,
+    seconds: int,
     facts: Callable[[], Mapping[str, Any]],
     workdir: pathlib.Path | None,
 ) -> None:
@@ -245,17 +246,14 @@ def _begin(
     _require_equal(hosts, {**facts(), **_versions()})
     if workdir is not None:
         _require_shared(hosts, workdir)
-    if hosts.first:
-        coordinator = f"{address.host}:{ports[0]}"
-    else:
-        coordinator = f"127.0.0.1:{Relay((address.host, ports[0])).port}"
+    port = ports[0] if hosts.first else Relay((address.host, ports[0])).port
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM
     jax.distributed.initialize(
-        coordinator,
+        f"127.0.0.1:{port}",
         hosts.count,
         hosts.process,
-        initialization_timeout=int(seconds),
+        initialization_timeout=seconds,
         heartbeat_timeout_seconds=600,  # the channel knows earlier
     )
     jax.devices()  # now, when all are here: each waits for the others' devices

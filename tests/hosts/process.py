@@ -23,6 +23,8 @@ def main() -> None:
             "--xla_llvm_disable_expensive_passes=true",
         ]
     )
+    # Most of the time is compiling; the processes of all tests share what is compiled.
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     from transformer_jax import channel, cli, hosts
     from transformer_jax.data.pipeline import TrainBatches
     from transformer_jax.errors import TrainingError
