@@ -6,6 +6,7 @@ connection, whatever ended it, so the others know at once; one that is frozen or
 off falls silent, which they notice after `SILENCE` seconds.
 """
 
+import contextlib
 import dataclasses
 import json
 import queue
@@ -51,11 +52,8 @@ class Ended(Exception):
 
 def _send(connection: socket.socket, lock: threading.Lock, message: Any) -> None:
     """Sends a message; one that is gone is noticed where messages are read."""
-    try:
-        with lock:
-            connection.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), lock:
+        connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 @dataclasses.dataclass
@@ -406,10 +404,9 @@ class Relay:
 
 
 def _pass_on(source: socket.socket, sink: socket.socket, closes: bool) -> None:
-    try:
+    with contextlib.suppress(OSError):
         while received := source.recv(1 << 16):
             sink.sendall(received)
-    except OSError:
-        pass
     if closes:
-        sink.close()
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)

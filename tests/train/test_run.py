@@ -91,7 +91,8 @@ def rehearse(
             return [], saved, [over]
         stop = [] if signals is None else signals
         try:
-            loop._run(trainer, state, limits, progress, stop)  # pyright: ignore
+            stops = loop.Stops(trainer.hosts, limits, stop)
+            loop._run(trainer, state, limits, progress, stops)  # pyright: ignore
         finally:
             progress.close()
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()

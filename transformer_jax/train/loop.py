@@ -150,6 +150,8 @@ class Trainer:
             batch = _empty_batch(shape, self.config.batch.packing)
             self.programs.compile(state, batch)
         seconds = time.monotonic() - started
+        # Some transports give up on a process that comes half a minute later.
+        self.hosts.gather("the first update", None)
         progress.say(f"compiled {len(shapes)} shapes in {seconds:.1f} s")
 
     def update(
