@@ -79,8 +79,16 @@ def test_the_run_of_one_process(folder, alone, name, count, devices, flags):
     print(f"{name}: {require_same(alone, folder / name):.1e}")
     assert f"global = {count} hosts x {256 // count}" in running.said(0)
     for process in range(1, count):
-        said = [line for line in running.said(process).splitlines() if line]
-        assert all(line.startswith("[Gloo]") for line in said), said
+        # Gloo has its own words, and its threads write into each other's lines.
+        for ours in (
+            "devices",
+            "tokenising",
+            "compiled",
+            "loss",
+            "warning",
+            "finished",
+        ):
+            assert ours not in running.said(process)
     assert len(list((folder / name / "tensorboard").iterdir())) == 1
 
 
