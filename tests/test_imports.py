@@ -58,8 +58,9 @@ ALLOWED = {
         "train.optimizer", "train.programs", "train.step",
     },
     "arguments": {"chips", "config", "config_check"},
+    "streams": {"data.textfiles"},
     "cli": {
-        "arguments", "config", "config_check", "config_file", "data",
+        "arguments", "streams", "config", "config_check", "config_file", "data",
         "decode.translator", "checkpoint", "evaluate", "paper_bleu", "compare",
         "describe", "hosts", "progress", "train.loop", "train.origin", "chips",
         "dry_run",

@@ -16,8 +16,8 @@ import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformer_jax import __version__
 from transformer_jax.arguments import parse
@@ -26,12 +26,20 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.config_check import check_decode
 from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
+from transformer_jax.streams import (
+    input_lines,
+    output,
+    print_json,
+    read,
+    read_sets,
+    say,
+    warn,
+)
 
 if TYPE_CHECKING:
     from transformer_jax.hosts import Hosts
 
 BLOCK = 4096  # lines translated before they are written
-STDIN = "/dev/stdin"
 
 # What the machine, not the program, refuses; so is anything within a run's folder.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -115,53 +123,6 @@ def _workdirs(args: argparse.Namespace) -> list[pathlib.Path]:
     return [pathlib.Path(name) for name in str(args.workdir).split(",")]
 
 
-# --- Text in and out ------------------------------------------------------------
-
-
-def _report(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-
-
-def _warn(message: str) -> None:
-    _report(f"warning: {message}")
-
-
-def _read(path: str) -> list[str]:
-    from transformer_jax.data import textfiles
-
-    return list(textfiles.read_lines(path))
-
-
-def _read_sets(paths: str) -> list[list[str]]:
-    return [_read(path) for path in paths.split(",")]
-
-
-def _input_lines(path: str) -> Iterator[str]:
-    from transformer_jax.data import textfiles
-
-    return textfiles.read_lines(STDIN if path == "-" else path)
-
-
-@contextlib.contextmanager
-def _output(path: str) -> Iterator[TextIO]:
-    """Opens stdout, or a file that appears under its name only when it is whole."""
-    if path == "-":
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # pyright: ignore
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    final = pathlib.Path(path)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(final.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        yield file
-    partial.replace(final)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 # --- Verbs ----------------------------------------------------------------------
 
 
@@ -180,19 +141,19 @@ def _prepare(args: argparse.Namespace) -> None:
     sizes = [asked.vocab_size] if asked.joint else [asked.source_size, asked.vocab_size]
     limit = f", {' + '.join(f'{size:,}' for size in sizes)} asked for"
     soft = not (asked.hard_vocab_limit or asked.model_path)
-    _report(f"vocabulary  {prepared.vocabularies.sizes} pieces{limit if soft else ''}")
+    say(f"vocabulary  {prepared.vocabularies.sizes} pieces{limit if soft else ''}")
     for split, corpus in prepared.splits.items():
         counts = [f"{n:,} {why}" for why, n in corpus.manifest["counts"].items()]
-        _report(f"{split:11} {', '.join(counts)}: {corpus.folder}")
+        say(f"{split:11} {', '.join(counts)}: {corpus.folder}")
         for more in filter(None, (corpus.spelling(), corpus.unclean())):
-            _report(f"{'':11} {more}")
+            say(f"{'':11} {more}")
 
 
 def _check(config: Config, args: argparse.Namespace, track: Any) -> None:
     from transformer_jax.data import doctor, findings
 
     report = doctor.check(config, args.workdir, track)
-    _print_json(report) if args.json else print(findings.as_text(report))
+    print_json(report) if args.json else print(findings.as_text(report))
     if stops := findings.stops(report):
         raise DataError(stops)
 
@@ -217,7 +178,7 @@ def _train(args: argparse.Namespace) -> int:
             train(config, args.workdir, init, hosts)
         except Stopped as stopped:
             if hosts.first:
-                _report(f"{stopped}; the same command goes on from there")
+                say(f"{stopped}; the same command goes on from there")
             return 128 + stopped.signum
     return 0
 
@@ -230,7 +191,7 @@ def _dry_run(args: argparse.Namespace) -> int:
     found = dry_run.dry_run(config)
     chips = [args.chip] if args.chip else list(CHIPS)
     if args.json:
-        _print_json(dry_run.as_dict(found, chips))
+        print_json(dry_run.as_dict(found, chips))
     else:
         print(dry_run.as_text(found, chips))
     return 0
@@ -283,11 +244,11 @@ def _evaluate_on(args: argparse.Namespace, hosts: "Hosts") -> None:
     from transformer_jax.evaluate import evaluate, write_report
 
     workdirs = _workdirs(args)
-    translator, config, loaded = load_translator(workdirs, args.checkpoint, _report)
+    translator, config, loaded = load_translator(workdirs, args.checkpoint, say)
     checkpoint = "+".join(each.name for each in loaded)
     if args.source:
         name = pathlib.Path(args.source).name
-        sources, references = _read(args.source), _read_sets(args.reference)
+        sources, references = read(args.source), read_sets(args.reference)
     else:
         from transformer_jax.data.prepare import open_split
 
@@ -295,9 +256,9 @@ def _evaluate_on(args: argparse.Namespace, hosts: "Hosts") -> None:
         sources, target = open_split(workdirs[0], args.split).text()
         references = [target]
     decode = _decode_config(args, config)
-    warn = _warn if hosts.first else lambda message: None
+    told = warn if hosts.first else lambda message: None
     score, hypotheses = evaluate(
-        translator, sources, references, decode, warn, args.lowercase
+        translator, sources, references, decode, told, args.lowercase
     )
     if not hosts.first:
         return
@@ -316,8 +277,8 @@ def _evaluate_on(args: argparse.Namespace, hosts: "Hosts") -> None:
     path = write_report(
         workdirs[0] / "evaluate", f"{name}-{checkpoint}", report, hypotheses
     )
-    _report(f"programs compiled: {translator.compilations}, one a length bucket")
-    _report(f"written to {path}")
+    say(f"programs compiled: {translator.compilations}, one a length bucket")
+    say(f"written to {path}")
     _print_score(report, args.json)
 
 
@@ -327,8 +288,11 @@ def _bleu(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is of no use without --{needs}; give both")
     from transformer_jax.evaluate import score_text
 
-    hypotheses, references = _read(args.hypothesis), _read_sets(args.reference)
-    score = score_text(hypotheses, references, args.lowercase, _warn)
+    hypotheses, references = (
+        read(args.hypothesis),
+        read_sets(args.reference),
+    )
+    score = score_text(hypotheses, references, args.lowercase, warn)
     report = dataclasses.asdict(score)
     report |= _paper(hypotheses, references, args.lang or "de", args)
     if not args.compare:
@@ -336,7 +300,7 @@ def _bleu(args: argparse.Namespace) -> None:
         return
     from transformer_jax.compare import SEED, as_text, compare
 
-    others = zip(args.compare.split(","), _read_sets(args.compare), strict=True)
+    others = zip(args.compare.split(","), read_sets(args.compare), strict=True)
     systems = [(args.hypothesis, hypotheses), *others]
     seed = SEED if args.seed is None else args.seed
     if seed == 0:
@@ -364,7 +328,7 @@ def _paper(
 
 def _print_score(report: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        _print_json(report)
+        print_json(report)
         return
     print(f"{report['bleu_detail']}  [{report['bleu_signature']}]")
     print(f"chrF2 = {report['chrf']:.2f}  [{report['chrf_signature']}]")
@@ -376,14 +340,14 @@ def _print_score(report: dict[str, Any], as_json: bool) -> None:
 def _translate(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
 
-    lines, prefixes = _input_lines(args.input), None
+    lines, prefixes = input_lines(args.input), None
     if args.prefix:
-        lines, prefixes = list(lines), _read(args.prefix)
+        lines, prefixes = list(lines), read(args.prefix)
         _check_counts(args.input, len(lines), args.prefix, len(prefixes))
-    translator, config, _ = load_translator(_workdirs(args), args.checkpoint, _report)
+    translator, config, _ = load_translator(_workdirs(args), args.checkpoint, say)
     decode = _decode_config(args, config)
     lines, first = iter(lines), 1
-    with _output(args.output) as output:
+    with output(args.output) as file:
         while block := list(itertools.islice(lines, BLOCK)):
             if first == 1:  # a short input needs no more rows than it has lines
                 rows = min(decode.batch_size, 1 << (len(block) - 1).bit_length())
@@ -392,7 +356,7 @@ def _translate(args: argparse.Namespace) -> None:
                 block,
                 decode,
                 args.nbest,
-                _warn,
+                warn,
                 first,
                 prefixes and prefixes[first - 1 : first - 1 + len(block)],
                 args.json,
@@ -400,12 +364,12 @@ def _translate(args: argparse.Namespace) -> None:
             if args.json:
                 pieces = translator.source_pieces(block)
                 rows = zip(itertools.count(first), pieces, found, strict=False)
-                output.writelines(_as_json(*row) for row in rows)
+                file.writelines(_as_json(*row) for row in rows)
             else:
                 for number, hypotheses in enumerate(found, first):
-                    output.writelines(_format(number, hypotheses, args))
+                    file.writelines(_format(number, hypotheses, args))
             first += len(block)
-    _report(f"programs compiled: {translator.compilations}, one a length bucket")
+    say(f"programs compiled: {translator.compilations}, one a length bucket")
 
 
 def _format(number: int, hypotheses: Sequence[Any], args: Any) -> Iterable[str]:
@@ -444,9 +408,9 @@ def _check_counts(one: str, count: int, other: str, other_count: int) -> None:
 def _score(args: argparse.Namespace) -> None:
     from transformer_jax.decode.translator import load_translator
 
-    sources, targets = _read(args.source), _read(args.target)
+    sources, targets = read(args.source), read(args.target)
     _check_counts(args.source, len(sources), args.target, len(targets))
-    translator, config, _ = load_translator(_workdirs(args), args.checkpoint, _report)
+    translator, config, _ = load_translator(_workdirs(args), args.checkpoint, say)
     rows = config.decode.batch_size
     for value in translator.score(sources, targets, rows, args.pieces):
         print(f"{value:.6f}")
@@ -460,8 +424,8 @@ def _average(args: argparse.Namespace) -> None:
         raise ConfigError(
             "config.train.average_last of the run is 0; say how many by --last=N"
         )
-    steps = average(args.workdir, last, _report)
-    _report(
+    steps = average(args.workdir, last, say)
+    say(
         f"averaged steps {', '.join(map(str, steps))} into {args.workdir / 'average'}; "
         "decode with --checkpoint=average"
     )
@@ -473,7 +437,7 @@ def _describe(args: argparse.Namespace) -> None:
     config = load(args.config, args.overrides)
     description = describe(config, args.devices or 1, args.length)
     if args.json:
-        _print_json(as_dict(description))
+        print_json(as_dict(description))
     else:
         print(as_text(description))
 

@@ -22,7 +22,7 @@ from transformer_jax.hosts import Address, find
     ],
 )
 def test_flags(given, found):
-    assert find(*given, 300) == found
+    assert find(*given, seconds=300) == found
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_flags(given, found):
 )
 def test_flags_that_do_not_fit(given, said):
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
-        find(*given, 300)
+        find(*given, seconds=300)
 
 
 def test_slurm(monkeypatch):

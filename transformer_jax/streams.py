@@ -1,0 +1,58 @@
+"""Text in and out of the program: files, stdin and stdout."""
+
+import contextlib
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from transformer_jax.data import textfiles
+
+STDIN = "/dev/stdin"
+
+
+def say(message: str) -> None:
+    """Says something on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Warns on stderr."""
+    say(f"warning: {message}")
+
+
+def read(path: str) -> list[str]:
+    """Returns the lines of a file; DataError where it cannot be read."""
+    return list(textfiles.read_lines(path))
+
+
+def read_sets(paths: str) -> list[list[str]]:
+    """Returns the lines of each of several files, with commas between."""
+    return [read(path) for path in paths.split(",")]
+
+
+def input_lines(path: str) -> Iterator[str]:
+    """Yields the lines of a file as they come; `-` is stdin."""
+    return textfiles.read_lines(STDIN if path == "-" else path)
+
+
+@contextlib.contextmanager
+def output(path: str) -> Iterator[TextIO]:
+    """Opens stdout, or a file that appears under its name only when it is whole."""
+    if path == "-":
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # pyright: ignore
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    final = pathlib.Path(path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(final.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        yield file
+    partial.replace(final)
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON object on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
