@@ -119,7 +119,12 @@ class Replicated:
         sharding, count = self._sharding, len(self.devices)
 
         def copy(x: Any) -> jax.Array:
-            return _put(np.broadcast_to(x, (count, *np.shape(x))), sharding)
+            copies = np.broadcast_to(x, (count, *np.shape(x)))
+            if self._alone:
+                return jax.device_put(copies, sharding)
+            # Copied: a device of the CPU may use the memory that it is given, and the
+            # first update overwrites it.
+            return _put(copies.copy(), sharding)
 
         return jax.tree.map(copy, tree)
 
