@@ -10,13 +10,12 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-import json
 import logging
 import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformer_jax import __version__
@@ -27,6 +26,8 @@ from transformer_jax.config_check import check_decode
 from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
 from transformer_jax.streams import (
+    as_json,
+    as_lines,
     input_lines,
     output,
     print_json,
@@ -364,37 +365,12 @@ def _translate(args: argparse.Namespace) -> None:
             if args.json:
                 pieces = translator.source_pieces(block)
                 rows = zip(itertools.count(first), pieces, found, strict=False)
-                file.writelines(_as_json(*row) for row in rows)
+                file.writelines(as_json(*row) for row in rows)
             else:
                 for number, hypotheses in enumerate(found, first):
-                    file.writelines(_format(number, hypotheses, args))
+                    file.writelines(as_lines(number, hypotheses, args))
             first += len(block)
     say(f"programs compiled: {translator.compilations}, one a length bucket")
-
-
-def _format(number: int, hypotheses: Sequence[Any], args: Any) -> Iterable[str]:
-    """Returns the output lines of one input line."""
-    shown = [" ".join(h.tokens) if args.pieces else h.text for h in hypotheses]
-    scores = [f"{h.score:.6f}" for h in hypotheses]
-    if args.nbest == 1:
-        return [f"{scores[0]}\t{shown[0]}\n" if args.scores else f"{shown[0]}\n"]
-    return [
-        f"{number}\t{score}\t{text}\n"
-        for score, text in zip(scores, shown, strict=True)
-    ]
-
-
-def _as_json(number: int, pieces: list[str], hypotheses: Sequence[Any]) -> str:
-    """Returns the output line of one input line, whose pieces attention refers to."""
-    shown = []
-    for hypothesis in hypotheses:
-        values = {k: v for k, v in vars(hypothesis).items() if v is not None}
-        rows = values.pop("attention", [])
-        values["token_log_probs"] = [round(x, 6) for x in hypothesis.token_log_probs]
-        values["attention"] = [[round(x, 6) for x in row] for row in rows]
-        shown.append(values)
-    row = {"line": number, "source_tokens": pieces, "hypotheses": shown}
-    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _check_counts(one: str, count: int, other: str, other_count: int) -> None:
