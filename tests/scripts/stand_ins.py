@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -26,6 +27,12 @@ def make_repository(folder: pathlib.Path) -> None:
     me = ["-c", "user.name=Test", "-c", "user.email=test@example.com"]
     for command in (["init"], ["add", "."], [*me, "commit", "--message=all"]):
         subprocess.run(["git", *command], cwd=folder, check=True, capture_output=True)
+
+
+def signals_as_usual() -> None:
+    """Undoes what a shell that runs the tests in the background, or nohup, ignores."""
+    for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 class World:
@@ -73,6 +80,7 @@ class World:
             env=self.environment(),
             cwd=self.folder,
             text=True,
+            preexec_fn=signals_as_usual,
             **{"stdin": subprocess.DEVNULL, **options},
         )
 

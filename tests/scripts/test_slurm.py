@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from stand_ins import World, make_repository
+from stand_ins import World, make_repository, signals_as_usual
 
 HOSTILE = [
     '--config.a.quotes=it\'s "so" `touch pwned`',
@@ -56,7 +56,12 @@ def start(world: World, **variables: str) -> subprocess.Popen:
     copy = world.folder / "spooled"
     copy.write_text((world.folder / "a run" / "job.sbatch").read_text())
     environment = {**world.environment(), "SLURM_JOB_ID": "7", **variables}
-    return subprocess.Popen(["bash", str(copy)], env=environment, cwd=world.folder)
+    return subprocess.Popen(
+        ["bash", str(copy)],
+        env=environment,
+        cwd=world.folder,
+        preexec_fn=signals_as_usual,
+    )
 
 
 def steps(world: World) -> pathlib.Path:
