@@ -48,7 +48,7 @@ def words(vocab_size: int) -> list[str]:
 
 
 def sentences(counts: np.ndarray, vocab_size: int, seed: int) -> list[list[str]]:
-    """Draws sentences of `counts [sentences] int` words; word n has weight 1 / (n + 10).
+    """Draws sentences of `counts` words; word n has weight 1 / (n + 10).
 
     The words of a seed are the same for any division into sentences.
     """
