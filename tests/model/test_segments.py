@@ -154,7 +154,7 @@ def test_a_segment_neither_sees_nor_is_seen_by_others(variant: str) -> None:
     assert same[ROWS.target_segment != 0].all()
 
 
-@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("variant", ["pre", "learned, post"])
 def test_an_update_is_that_of_the_pairs_alone(monkeypatch, count, variant) -> None:
     """Plain gradient descent, which hides no small difference as Adam would."""

@@ -241,7 +241,11 @@ def start_waiting(world: World, *more: str) -> subprocess.Popen:
 
 @pytest.mark.parametrize(
     ("sent", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_deletes(world, sent, code):
     process = start_waiting(world)

@@ -45,6 +45,7 @@ LAYOUTS = {
     "mesh 1x1x8": (8, mesh(1, 1, 8)),
     "mesh 2x2x2": (8, mesh(2, 2, 2)),
 }
+RARE = ("pmap 1", "pmap 2", "mesh 1x1x1", "mesh 8x1x1")  # in the slow tests
 
 
 def batches(count: int) -> list[Batch]:
@@ -112,7 +113,13 @@ def programs(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in RARE else ())
+        for name in LAYOUTS
+    ],
+)
 def test_ten_updates_are_those_of_one_device(name, fresh, expected, programs):
     """Loss, gradient norm and state after each update; dropout is on."""
     layout, axes, found = programs(name)
@@ -149,7 +156,14 @@ def joined(parts: list[Batch]) -> Batch:
     return Batch(*(np.concatenate(each) for each in arrays))
 
 
-@pytest.mark.parametrize("name", ["pmap 1", "pmap 8", "mesh 2x2x2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("pmap 1", marks=pytest.mark.slow),
+        pytest.param("pmap 8", marks=pytest.mark.slow),
+        "mesh 2x2x2",
+    ],
+)
 def test_an_update_of_several_batches_is_one_of_a_large_batch(
     name, fresh, programs, monkeypatch
 ):

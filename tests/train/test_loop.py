@@ -175,11 +175,13 @@ def config_of(trained: pathlib.Path) -> str:
 @pytest.mark.parametrize(
     ("variant", "stop"),
     [
-        ("plain", "after the first update"),
+        pytest.param(*("plain", "after the first update"), marks=pytest.mark.slow),
         ("plain", "at the border of epochs"),
         ("plain", "in the second epoch"),
         ("clipped", "just before the end of warm-up"),
-        ("accumulated", "after the first update"),
+        pytest.param(
+            *("accumulated", "after the first update"), marks=pytest.mark.slow
+        ),
         ("accumulated", "after an update with batches of two epochs"),
         ("packed", "after an update with batches of two epochs"),
     ],

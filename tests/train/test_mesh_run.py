@@ -55,7 +55,10 @@ def test_a_run_on_a_mesh_is_the_run_by_pmap(trained, meshed):
                 assert one[name] == pytest.approx(other[name], rel=1e-4), name
 
 
-@pytest.mark.parametrize(("first", "then"), [(MESH, ()), ((), MESH)])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(MESH, ()), pytest.param((), MESH, marks=pytest.mark.slow)],
+)
 def test_a_run_goes_on_in_another_layout(
     trained, tmp_path, monkeypatch, capsys, first, then
 ):
@@ -69,7 +72,7 @@ def test_a_run_goes_on_in_another_layout(
     assert differ(trained, tmp_path / "run") < 2e-4
 
 
-@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("beam", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_mesh_decodes_what_one_device_does(meshed, monkeypatch, beam):
     """Where the mesh cannot be made, every device holds the whole model."""
     decode = DecodeConfig(beam_size=beam, batch_size=6, max_extra_length=4)

@@ -49,7 +49,7 @@ def test_validation_is_not_packed(packed, trained) -> None:
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.parametrize("stop", [3, 5])
+@pytest.mark.parametrize("stop", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_stop_and_resume_is_the_same_run(
     packed, trained, tmp_path, monkeypatch, stop
 ) -> None:

@@ -41,7 +41,11 @@ def sums_of(config: ModelConfig, remat: bool, scan: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("config", "remat", "scan"),
-    [(MODEL, True, False), (MODEL, False, True), (PRE, True, True)],
+    [
+        pytest.param(MODEL, True, False, marks=pytest.mark.slow),
+        pytest.param(MODEL, False, True, marks=pytest.mark.slow),
+        (PRE, True, True),
+    ],
 )
 def test_loss_and_gradients_are_the_same(config, remat, scan) -> None:
     """Dropout is on, and the decoder may have other layers than the encoder."""
@@ -69,7 +73,7 @@ def test_they_start_from_the_same_parameters() -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("layers", [2, 4])
+@pytest.mark.parametrize("layers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_loop_has_one_layer_of_each_stack(layers) -> None:
     """The number of products in the program does not grow with the layers."""
     config = dataclasses.replace(MODEL, num_layers=layers)
