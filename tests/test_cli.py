@@ -15,7 +15,7 @@ import sacrebleu
 import tiny
 
 import transformer_jax
-from transformer_jax import cli
+from transformer_jax import cli, streams
 from transformer_jax.data.tokenizer import Tokenizer
 
 LINES = ["a b c", "", "h g f e d c b a", " \t", "a", "\u00a0\u200b", "e f"]
@@ -28,7 +28,7 @@ def stdin(monkeypatch, tmp_path):
     def give(content: bytes) -> None:
         path = tmp_path / "stdin"
         path.write_bytes(content)
-        monkeypatch.setattr(cli, "STDIN", str(path))
+        monkeypatch.setattr(streams, "STDIN", str(path))
 
     return give
 

@@ -57,6 +57,7 @@ def test_pieces_go_to_score(trained, capsys, source, tmp_path):
     target.write_text("".join(rows[i][1] + "\n" for i in keep))
     kept.write_text("".join(LINES[i] + "\n" for i in keep))
     verb = ("score", f"--workdir={trained}", f"--source={kept}", f"--target={target}")
+    verb = (*verb, "--checkpoint=last")
     assert tiny.run(*verb, "--pieces") == 0
     found = [float(line) for line in capsys.readouterr().out.splitlines()]
     rows_json = translate(trained, capsys, source, "--json", "--alpha=0")

@@ -22,8 +22,6 @@ def resident() -> float:
     return int(found[1]) / 1024
 
 
-# What the collector finds here may be left by saves that failed in other tests.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_memory_is_flat_over_epochs(tmp_path, monkeypatch):
     """With a log, an evaluation, and a checkpoint in each epoch."""
