@@ -19,7 +19,7 @@ from transformer_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID
 from transformer_jax.errors import ConfigError, DataError
 
 CONFIG = BatchConfig(tokens=96, row_multiple=2, packing=True)
-DATA = pathlib.Path("/work/shared/data")
+DATA = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def cut(tokens: np.ndarray, segment: np.ndarray, length: int) -> list[list[int]]:
