@@ -86,3 +86,13 @@ def start(
         running.processes.append(started)
         running.logs.append(log)
     return running
+
+
+def train(
+    folder: pathlib.Path, name: str, count: int, *flags: str, **more: Any
+) -> Running:
+    """Starts `count` processes that train in `folder / name` by its config.py."""
+    config, workdir = f"--config={folder / 'config.py'}", f"--workdir={folder / name}"
+    return start(
+        folder / f"{name}-logs", count, "train", config, workdir, *flags, **more
+    )

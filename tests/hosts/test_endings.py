@@ -28,20 +28,13 @@ def folder(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-def train(folder: pathlib.Path, name: str, count: int, *flags: str, **more: Any) -> Any:
-    config, workdir = f"--config={folder / 'config.py'}", f"--workdir={folder / name}"
-    return launch.start(
-        folder / f"{name}-logs", count, "train", config, workdir, *flags, **more
-    )
-
-
 def errors(running: Any) -> list[str]:
     """Returns the last line that each process said."""
     return [running.said(i).strip().splitlines()[-1] for i in range(len(running.logs))]
 
 
 def test_an_error_of_one_is_that_of_all(folder):
-    running = train(folder, "fails", 3, *LONG, faults={1: {"raises": 4}})
+    running = launch.train(folder, "fails", 3, *LONG, faults={1: {"raises": 4}})
     assert running.codes() == [2, 2, 2]
     said = "the memory of this host is full"
     assert errors(running) == [
@@ -53,7 +46,7 @@ def test_an_error_of_one_is_that_of_all(folder):
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_crash_of_one_ends_all(folder, process):
-    running = train(
+    running = launch.train(
         folder, f"crashes-{process}", 2, *LONG, faults={process: {"crashes": 4}}
     )
     assert running.codes() == [1, 1]
@@ -66,7 +59,9 @@ def test_a_crash_of_one_ends_all(folder, process):
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_killed_process_ends_the_other(folder, process):
     """Also where it is process 0, at which all meet."""
-    running = train(folder, f"killed-{process}", 2, *LONG, "--config.train.log_every=5")
+    running = launch.train(
+        folder, f"killed-{process}", 2, *LONG, "--config.train.log_every=5"
+    )
     running.wait_for("step 5/")
     running.processes[process].kill()
     started = time.monotonic()
@@ -83,7 +78,7 @@ def test_a_killed_process_ends_the_other(folder, process):
 
 def test_a_frozen_process_is_given_up(folder):
     faults = {0: {"silence": 5}, 1: {"silence": 5}}
-    running = train(
+    running = launch.train(
         folder, "frozen", 2, *LONG, "--config.train.log_every=5", faults=faults
     )
     running.wait_for("step 5/")
@@ -96,7 +91,7 @@ def test_a_frozen_process_is_given_up(folder):
 
 
 def test_one_that_never_comes_is_named(folder):
-    running = train(folder, "missing", 3, "--start_timeout=15", only={0, 2})
+    running = launch.train(folder, "missing", 3, "--start_timeout=15", only={0, 2})
     started = time.monotonic()
     assert running.codes() == [1, 1]
     print(f"missing: all ended after {time.monotonic() - started:.1f} s")
@@ -105,7 +100,7 @@ def test_one_that_never_comes_is_named(folder):
 
 
 def test_process_0_that_never_comes_is_named(folder):
-    running = train(folder, "headless", 2, "--start_timeout=3", only={1})
+    running = launch.train(folder, "headless", 2, "--start_timeout=3", only={1})
     assert running.codes() == [1]
     assert "process 1: process 0 at 127.0.0.1:" in errors(running)[0]
     assert "did not answer within 3 s" in errors(running)[0]
@@ -123,7 +118,7 @@ def test_other_configs_and_code_are_named(folder):
         return [*given, "--config.model.dropout=0.3"] if process == 1 else given
 
     refused(
-        train(folder, "other", 2, change=change, faults={1: {"code": "abc"}}),
+        launch.train(folder, "other", 2, change=change, faults={1: {"code": "abc"}}),
         "config.model.dropout is 0.3 in process 1, and 0.1 in process 0",
         "the code of transformer_jax is 'abc' in process 1",
     )
@@ -160,13 +155,13 @@ def test_a_folder_that_is_not_shared_is_named(folder):
         ]
 
     shared = {process: {"shared": 2} for process in range(2)}
-    running = train(folder, "local", 2, change=change, faults=shared)
+    running = launch.train(folder, "local", 2, change=change, faults=shared)
     refused(running, "is not one folder for all", f"process 1 ({folder}/local-1)")
 
 
 def test_a_stall_says_where_each_process_is(folder):
     faults = {0: {"stall": 4, "sleeps": 3, "seconds": 25}}
-    running = train(folder, "stalled", 2, faults=faults)
+    running = launch.train(folder, "stalled", 2, faults=faults)
     assert running.codes() == [0, 0], running.said(0)
     (said, *_) = [s for s in running.said(0).splitlines() if "no update for" in s]
     host = socket.gethostname()

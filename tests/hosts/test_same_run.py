@@ -37,17 +37,10 @@ def folder(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-def train(folder: pathlib.Path, name: str, count: int, *flags: str, **more: Any) -> Any:
-    config, workdir = f"--config={folder / 'config.py'}", f"--workdir={folder / name}"
-    return launch.start(
-        folder / f"{name}-logs", count, "train", config, workdir, *flags, **more
-    )
-
-
 @pytest.fixture(scope="module")
 def alone(folder) -> pathlib.Path:
     """One process with one device."""
-    assert train(folder, "alone", 1).codes() == [0]
+    assert launch.train(folder, "alone", 1).codes() == [0]
     return folder / "alone"
 
 
@@ -74,7 +67,7 @@ def require_same(alone: pathlib.Path, other: pathlib.Path) -> float:
     ],
 )
 def test_the_run_of_one_process(folder, alone, name, count, devices, flags):
-    running = train(folder, name, count, *flags, devices=devices)
+    running = launch.train(folder, name, count, *flags, devices=devices)
     assert running.codes() == [0] * count, running.said(0)
     print(f"{name}: {require_same(alone, folder / name):.1e}")
     assert f"global = {count} hosts x {256 // count}" in running.said(0)
@@ -95,9 +88,9 @@ def test_the_run_of_one_process(folder, alone, name, count, devices, flags):
 @pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
 def test_a_run_goes_on_with_another_number_of_processes(folder, alone, first, then):
     name = f"from-{first}"
-    begun = train(folder, name, first, "--config.train.steps=5")
+    begun = launch.train(folder, name, first, "--config.train.steps=5")
     assert begun.codes() == [0] * first, begun.said(0)
-    running = train(folder, name, then)
+    running = launch.train(folder, name, then)
     assert running.codes() == [0] * then, running.said(0)
     assert "resuming    at step 5" in running.said(0)
     assert differ(alone, folder / name) < 2e-4
@@ -126,7 +119,7 @@ def test_early_stopping_by_bleu(folder):
         "--config.train.learning_rate=1e-9",
     )
     for count in (1, 2):
-        running = train(folder, f"early-{count}", count, *flags)
+        running = launch.train(folder, f"early-{count}", count, *flags)
         assert running.codes() == [0] * count, running.said(0)
         said = "finished at step 12: the validation's bleu is no better than at step 4"
         assert said in running.said(0)
@@ -137,7 +130,7 @@ def test_a_signal_to_one_stops_all_after_the_same_update(folder):
     """Then one process goes on, to the parameters of one that was never stopped."""
     steps = "--config.train.steps=3000", "--config.train.eval_every=3000"
     steps = *steps, "--config.train.save_every=3000", "--config.train.log_every=10"
-    running = train(folder, "stopped", 2, *steps)
+    running = launch.train(folder, "stopped", 2, *steps)
     running.wait_for("step 20/3000")
     running.processes[1].terminate()
     assert running.codes() == [143, 143], running.said(0)
@@ -147,13 +140,13 @@ def test_a_signal_to_one_stops_all_after_the_same_update(folder):
     assert saved == [str(event["step"])]
     until = event["step"] + 3
     ending = *steps[1:], f"--config.train.steps={until}"
-    assert train(folder, "stopped", 1, *ending).codes() == [0]
-    assert train(folder, "unstopped", 1, *ending).codes() == [0]
+    assert launch.train(folder, "stopped", 1, *ending).codes() == [0]
+    assert launch.train(folder, "unstopped", 1, *ending).codes() == [0]
     assert differ(folder / "stopped", folder / "unstopped", until) < 2e-4
 
 
 def test_the_clock_of_one_stops_all(folder):
-    running = train(
+    running = launch.train(
         folder, "late", 2, "--config.train.steps=100000", "--config.train.hours=0.001"
     )
     assert running.codes() == [0, 0], running.said(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from stand_ins import World, make_repository
+from stand_ins import World
 
 OPTIONS = (
     "--name=me --image=us-docker.pkg.dev/p/i/t:1 --accelerator=tpu-v5-lite-podslice "
@@ -26,9 +26,7 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    repository = tmp_path_factory.mktemp("repository")
-    make_repository(repository)
+def world(tmp_path_factory: pytest.TempPathFactory, repository: pathlib.Path) -> World:
     return World(tmp_path_factory.mktemp("world"), repository)
 
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from stand_ins import World, make_repository, signals_as_usual
+from stand_ins import World, signals_as_usual
 
 HOSTILE = [
     '--config.a.quotes=it\'s "so" `touch pwned`',
@@ -17,18 +17,6 @@ HOSTILE = [
     "--config.a.line=one\ntouch pwned\n#SBATCH --nodes=99",
     "--config.a.empty=",
 ]
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("repository")
-    make_repository(folder)
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path: pathlib.Path, repository: pathlib.Path) -> World:
-    return World(tmp_path, repository)
 
 
 def options(world: World, *more: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The launcher for TPU VMs, from the options to the deletion."""
 
 import os
-import pathlib
 import pty
 import shlex
 import signal
@@ -9,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from stand_ins import World, make_repository
+from stand_ins import World
 
 OPTIONS = (
     "--name=me --zone=us-west4-a --type=v5litepod-8 --bucket=gs://b-1/run "
@@ -17,18 +16,6 @@ OPTIONS = (
 ).split()
 RUN = [*OPTIONS, "--yes"]
 WHERE = ["--zone=us-west4-a", "--quiet"]
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("repository")
-    make_repository(folder)
-    return folder
-
-
-@pytest.fixture
-def world(tmp_path: pathlib.Path, repository: pathlib.Path) -> World:
-    return World(tmp_path, repository)
 
 
 def verbs(world: World) -> list[str]:
