@@ -37,8 +37,9 @@ class Place:
 
     def __str__(self) -> str:
         """Says the last step and what the process does."""
-        step = "before its first update" if self.step is None else f"step {self.step}"
-        return f"{step}, {self.doing}"
+        if self.step is None:
+            return f"before its first update, {self.doing}"
+        return f"at step {self.step}, {self.doing}"
 
 
 class Ended(Exception):
@@ -137,7 +138,7 @@ class Meeting:
             if not member.left:
                 self._end(
                     f"process {process} on {member.place.host} ended without a word; "
-                    f"it was at {member.place}"
+                    f"it was {member.place}"
                 )
 
     def _welcome(self, message: Any, connection: socket.socket) -> int | None:
@@ -211,7 +212,7 @@ class Meeting:
                     if now - member.heard > SILENCE and not patient:
                         self._end(
                             f"process {process} on {member.place.host} has not answered"
-                            f" for {SILENCE:.0f} s; it was at {member.place}"
+                            f" for {SILENCE:.0f} s; it was {member.place}"
                         )
                 for name, entry in self._rounds.items():
                     if entry.ends is not None and now > entry.ends:
@@ -315,7 +316,7 @@ class Channel:
 
     def _lost(self, what: str) -> None:
         first = self._places.get("0")
-        where = f" on {first.host} {what}; it was at {first}" if first else f" {what}"
+        where = f" on {first.host} {what}; it was {first}" if first else f" {what}"
         self._over(Ended(f"process 0{where}", 1))
 
     def _take(self, message: Any) -> None:

@@ -129,7 +129,7 @@ def test_a_silent_process_is_given_up(three, monkeypatch, doing, lost):
     time.sleep(1.5)
     if lost:
         assert three.told(1).startswith(
-            f"process 2 on {socket.gethostname()} has not answered for 0 s; it was at "
+            f"process 2 on {socket.gethostname()} has not answered for 0 s; it was "
         )
     assert bool(three.ends) == lost
 
@@ -206,9 +206,9 @@ def test_a_stall_is_reported_with_all_places(three, monkeypatch):
     time.sleep(1.0)
     host = socket.gethostname()
     assert three.reports[0] == (
-        f"warning: no update for 0 s; process 0 on {host}: step 57, waiting for data; "
-        f"process 1 on {host}: step 58, in an update; process 2 on {host}: step 59, "
-        "saving"
+        f"warning: no update for 0 s; process 0 on {host}: at step 57, waiting for "
+        f"data; process 1 on {host}: at step 58, in an update; process 2 on {host}: at "
+        "step 59, saving"
     )
     assert not three.ends
 

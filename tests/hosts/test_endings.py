@@ -11,6 +11,8 @@ import launch
 import pytest
 import tiny
 
+from transformer_jax import channel
+
 pytestmark = pytest.mark.slow
 
 LONG = (
@@ -63,6 +65,7 @@ def test_a_killed_process_ends_the_other(folder, process):
         folder, f"killed-{process}", 2, *LONG, "--config.train.log_every=5"
     )
     running.wait_for("step 5/")
+    time.sleep(3 * channel.BEAT)  # the other has heard of it by then
     running.processes[process].kill()
     started = time.monotonic()
     codes = running.codes()
@@ -165,6 +168,6 @@ def test_a_stall_says_where_each_process_is(folder):
     assert running.codes() == [0, 0], running.said(0)
     (said, *_) = [s for s in running.said(0).splitlines() if "no update for" in s]
     host = socket.gethostname()
-    assert f"process 0 on {host}: step 3, waiting for data" in said
-    assert f"process 1 on {host}: step " in said
+    assert f"process 0 on {host}: at step 3, waiting for data" in said
+    assert f"process 1 on {host}: at step " in said
     assert "in an update" in said
