@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.config import DecodeConfig
 
@@ -36,12 +37,11 @@ def allow(
         eos_id: banned while a hypothesis is shorter than `min_length`.
         banned_ids: always banned.
     """
-    banned = jnp.asarray(list(banned_ids), jnp.int32)
-    log_probs = log_probs.at[..., banned].set(IMPOSSIBLE)
+    ids = np.arange(log_probs.shape[-1])
+    banned = jnp.asarray(np.isin(ids, list(banned_ids)))
     if options.min_length:
-        too_short = length < options.min_length
-        ends = jnp.where(too_short, IMPOSSIBLE, log_probs[..., eos_id])
-        log_probs = log_probs.at[..., eos_id].set(ends)
+        banned |= (ids == eos_id) & (length < options.min_length)
+    log_probs = jnp.where(banned, IMPOSSIBLE, log_probs)
     if 0 < options.no_repeat_ngram <= tokens.shape[-1]:
         repeated = repeats(tokens, length, options.no_repeat_ngram, log_probs.shape[-1])
         log_probs = jnp.where(repeated, IMPOSSIBLE, log_probs)

@@ -106,18 +106,18 @@ def make_step(
             (output, new), sown = model.apply(
                 {"params": weights},
                 tokens,
-                cache.replace(past=past[0], index=past[1]),
+                cache.replace(past=past[0], slots=past[1], index=past[2]),
                 method="decode_step",
                 mutable=["intermediates"] if attends else [],
             )
             logits.append(output)
-            pasts.append((new.past, new.index))
+            pasts.append((new.past, new.slots, new.index))
             if attends:
                 attention.append(source_attention(model.config, sown["intermediates"]))
         attended = sum(attention) / len(models) if attends else None
         return mean_probability(logits), (tuple(pasts), attended)
 
-    pasts = tuple((cache.past, cache.index) for cache in caches)
+    pasts = tuple((cache.past, cache.slots, cache.index) for cache in caches)
     rows, positions = batch.source.shape[0] * beams, batch.source.shape[1]
     attended = jnp.zeros((rows, positions), jnp.float32) if attends else None
     return step, (pasts, attended)

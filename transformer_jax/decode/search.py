@@ -5,9 +5,9 @@ Knows no model and no tokenizer, only what a step does:
     def step(tokens, state):      # tokens [B * W] int32, the last token of each beam
         return logits, state      # logits [B * W, V], of the next token
 
-`state` is any tree of arrays. Arrays with axes have B * W rows first and follow their
-beam when beams are reordered; scalars are shared. What never changes, such as the
-encoder's output, is closed over by `step` and is not copied per beam.
+`state` is any tree of arrays. Those of B * W rows follow their beam when beams are
+reordered; all others are shared by the beams of a source and stay as they are. What
+never changes, such as the encoder's output, is closed over by `step`.
 
 A hypothesis of n tokens, EOS included, scores log P / penalty(n), with the penalty
 ((5 + n) / 6)^alpha of Wu et al. 2016 (equation 14) or n^alpha, plus coverage times
@@ -50,6 +50,8 @@ import jax.numpy as jnp
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decode.choice import IMPOSSIBLE, Prefix, allow, draw
+
+BLOCK = 256  # most entries that are first compared by their maximum alone
 
 State = Any
 StepFn = Callable[[jax.Array, State], tuple[jax.Array, State]]
@@ -325,11 +327,28 @@ def _best_extensions(
     Twice the beam is kept, so that ended ones cannot starve the live ones; for greedy
     search one, so that it ends where EOS is most probable.
     """
-    sources, beams, vocab_size = log_probs.shape
-    total = live.log_prob[..., None] + log_probs
-    count = min(2 * beams if beams > 1 else 1, beams * vocab_size)
-    flat = jax.lax.top_k(total.reshape(sources, -1), max(count, beams))[1]
+    _, beams, vocab_size = log_probs.shape
+    count = max(min(2 * beams if beams > 1 else 1, beams * vocab_size), beams)
+    flat = _top(live.log_prob[..., None] + log_probs, count)
     return flat // vocab_size, (flat % vocab_size).astype(jnp.int32)
+
+
+def _top(x: jax.Array, count: int) -> jax.Array:
+    """Returns the indices `[B, count]` of `top_k` over all of each `x[b]`, `[W, V]`.
+
+    Sorting is slow and maxima are fast: the greatest are in the `count` blocks of the
+    greatest maxima. Ties go to the lower index, as in `top_k`.
+    """
+    x = x.reshape(len(x), -1)
+    size = max(n for n in range(1, BLOCK + 1) if x.shape[1] % n == 0)
+    if x.shape[1] // size <= count:
+        return jax.lax.top_k(x, count)[1]
+    blocks = x.reshape(len(x), -1, size)
+    # Sorted, so that the order of equal ones is that of all.
+    chosen = jnp.sort(jax.lax.top_k(blocks.max(axis=-1), count)[1])
+    candidates = take_beams(blocks, chosen).reshape(len(x), -1)
+    place = jax.lax.top_k(candidates, count)[1]
+    return take_beams(chosen, place // size) * size + place % size
 
 
 def _extend(
@@ -360,7 +379,9 @@ def _extend(
 
 
 def _follow(state: State, parents: jax.Array) -> State:
-    """Reorders the rows of `state` so that each beam has its parent's."""
+    """Reorders what has a row for each beam, so that each has its parent's."""
     sources, beams = parents.shape
     rows = (jnp.arange(sources)[:, None] * beams + parents).reshape(-1)
-    return jax.tree.map(lambda x: x[rows] if x.ndim else x, state)
+    return jax.tree.map(
+        lambda x: x[rows] if x.ndim and len(x) == len(rows) else x, state
+    )

@@ -348,20 +348,22 @@ class DecoderLayer(nn.Module):
         past: KeysValues | None = None,
         index: jax.Array | None = None,
     ) -> tuple[jax.Array, KeysValues]:
-        """Maps `x [N, T, D]` to `[N, T, D]`, for whole targets or one step of them.
+        """Maps whole targets `x [N, T, D]`, or one position of W beams `x [B, W, D]`.
 
         Args:
             x: `[N, T, D]`; N is a multiple of B, beams of a source being neighbours.
+                With `past` `[B, W, D]`, the same position of all beams.
             key: of dropout, or None for none.
-            self_mask: `[1 or B, T, T] bool`, with `past` `[1, 1, L]`.
-            memory: keys and values of the encoder output, `[B, S, H, K or E]`.
+            self_mask: `[1 or B, T, T] bool`, with `past` `[B, W, L * W]`.
+            memory: keys and values of the encoder output, `[B, H, S, K or E]`.
             memory_mask: `[B, 1 or T, S] bool`.
-            past: keys and values of earlier positions, `[N, L, H, K or E]`; T is 1.
+            past: keys and values of all beams, `[B, H, L * W, K or E]`, those of a
+                position being neighbours.
             index: `[] int32`, the position of `x` in `past`.
 
         Returns:
-            The output, and the self-attention's keys and values: those of `x`, or
-            `past` with those of `x` written at `index`.
+            The output, as `x`, and the self-attention's keys and values: those of `x`,
+            or `past` with those of `x` written at `index`.
         """
         kv: KeysValues | None = None
 
@@ -369,9 +371,10 @@ class DecoderLayer(nn.Module):
             nonlocal kv
             kv = self.self_attention.project(y)
             if past is not None and index is not None:
+                at = index * y.shape[1]
                 kv = (
-                    jax.lax.dynamic_update_slice_in_dim(past[0], kv[0], index, axis=1),
-                    jax.lax.dynamic_update_slice_in_dim(past[1], kv[1], index, axis=1),
+                    jax.lax.dynamic_update_slice_in_dim(past[0], kv[0], at, axis=2),
+                    jax.lax.dynamic_update_slice_in_dim(past[1], kv[1], at, axis=2),
                 )
             return self.self_attention(y, kv, self_mask)
 

@@ -32,11 +32,17 @@ def segment_mask(queries: jax.Array, keys: jax.Array) -> jax.Array:
     return queries[:, :, None] == keys[:, None, :]
 
 
-def cache_mask(index: jax.Array, length: int) -> jax.Array:
-    """Returns `[1, 1, length] bool`: the keys that a cache holds at step `index`.
+def cache_mask(index: jax.Array, slots: jax.Array) -> jax.Array:
+    """Returns `[B, W, L * W] bool`: what W beams see of the keys that they share.
+
+    A beam sees, of each position up to its own, the key of the one beam that its own
+    hypothesis went through there.
 
     Args:
         index: `[] int32`, position of the token being decoded, itself visible.
-        length: number of positions in the cache.
+        slots: `[B, W, L] int32`, that beam, for each position.
     """
-    return (jnp.arange(length) <= index)[None, None, :]
+    sources, beams, length = slots.shape
+    there = jnp.arange(length) <= index
+    own = slots[..., None] == jnp.arange(beams)
+    return (own & there[:, None]).reshape(sources, beams, length * beams)

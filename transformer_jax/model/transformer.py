@@ -42,19 +42,20 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
 class Memory(flax.struct.PyTreeNode):
     """What the decoder needs of a source, computed once and shared by its beams."""
 
-    keys_values: tuple[KeysValues, ...]  # a layer: [B, S, H, K], [B, S, H, E]
+    keys_values: tuple[KeysValues, ...]  # a layer: [B, H, S, K], [B, H, S, E]
     mask: jax.Array  # [B, 1, S] bool; [B, T, S] for packed rows
 
 
 class Cache(flax.struct.PyTreeNode):
     """State of step-by-step decoding.
 
-    `past` grows with the target and follows its beam when beams are reordered;
-    `memory` never does.
+    The W beams of a source share its keys and values. Where beams are reordered, only
+    `slots` follows: nothing large is copied.
     """
 
     memory: Memory
-    past: tuple[KeysValues, ...]  # a layer: [N, L, H, K], [N, L, H, E]
+    past: tuple[KeysValues, ...]  # a layer: [B, H, L * W, K], [B, H, L * W, E]
+    slots: jax.Array  # [N, L] int32, below W: the beam that each position is read from
     index: jax.Array  # [] int32, the position of the next token
 
 
@@ -150,14 +151,13 @@ class Decoder(nn.Module):
     def __call__(
         self, x: jax.Array, memory: Memory, cache: Cache | None = None
     ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """Maps embeddings `x [N, T, D]` to `[N, T, D]`; with `cache`, T is 1."""
+        """Maps embeddings `x [N, T, D]` to as much; with `cache`, `x [B, W, D]`."""
         if cache is None:
             mask, index, length = causal_mask(x.shape[1]), None, None
             past: tuple[KeysValues | None, ...] = (None,) * len(self.layer)
         else:
-            past, index = cache.past, cache.index
-            length = past[0][0].shape[1]
-            mask = cache_mask(index, length)
+            past, index, length = cache.past, cache.index, cache.slots.shape[1]
+            mask = cache_mask(index, cache.slots.reshape(*x.shape[:2], length))
         x = self.positions(x, None, index, length)
         kept = []
         for layer, kv, layer_past in zip(
@@ -298,16 +298,16 @@ class Transformer(nn.Module):
 
         Rows are ordered source by source: row b * beams + w is beam w of source b.
         """
-        shapes = [
-            (keys.shape[0] * beams, length, *keys.shape[2:], values.shape[-1])
-            for keys, values in memory.keys_values
-        ]
         dtype = compute_dtype(self.config)
-        past = tuple(
-            (jnp.zeros(shape[:-1], dtype), jnp.zeros((*shape[:3], shape[-1]), dtype))
-            for shape in shapes
-        )
-        return Cache(memory, past, jnp.zeros((), jnp.int32))
+
+        def empty(like: jax.Array) -> jax.Array:
+            sources, heads, _, width = like.shape
+            return jnp.zeros((sources, heads, length * beams, width), dtype)
+
+        past = tuple((empty(k), empty(v)) for k, v in memory.keys_values)
+        rows = memory.mask.shape[0] * beams
+        slots = jnp.zeros((rows, length), jnp.int32)
+        return Cache(memory, past, slots, jnp.zeros((), jnp.int32))
 
     def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Decodes one position.
@@ -322,14 +322,18 @@ class Transformer(nn.Module):
         Raises:
             ValueError: `tokens` has another shape; a prefix is fed token by token.
         """
-        rows = cache.past[0][0].shape[0]
+        rows, sources = cache.slots.shape[0], cache.memory.mask.shape[0]
         if tokens.shape != (rows,):
             raise ValueError(
                 f"decode_step takes one token a row, [{rows}], not {tokens.shape}"
             )
-        x = self._embed(tokens[:, None], cache.index)
+        beams = rows // sources
+        own = (jnp.arange(rows, dtype=jnp.int32) % beams)[:, None]
+        slots = jax.lax.dynamic_update_slice_in_dim(cache.slots, own, cache.index, 1)
+        cache = cache.replace(slots=slots)
+        x = self._embed(tokens.reshape(sources, beams), cache.index)
         x, past = self.decoder(x, cache.memory, cache)
-        logits = self.logits(x)[:, 0]
+        logits = self.logits(x).reshape(rows, -1)
         return logits, cache.replace(past=past, index=cache.index + 1)
 
 
