@@ -24,14 +24,14 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.
 
     Args:
         query: `[B, T, H, K]`, any float dtype.
-        key: `[B, H, S, K]`.
+        key: `[B, H, K, S]`.
         mask: `[B or 1, T or 1, S] bool`, True where a query may attend.
 
     Returns:
         `[B, H, T, S] float32`; rows sum to 1.
     """
     scores = jnp.einsum(
-        "bthk,bhsk->bhts", query, key, preferred_element_type=jnp.float32
+        "bthk,bhks->bhts", query, key, preferred_element_type=jnp.float32
     )
     scores = scores / jnp.sqrt(jnp.float32(query.shape[-1]))
     return jax.nn.softmax(jnp.where(mask[:, None], scores, MASKED), axis=-1)
@@ -74,20 +74,20 @@ class MultiHeadAttention(nn.Module):
         )
 
     def project(self, x: jax.Array) -> KeysValues:
-        """Returns keys `[B, H, S, K]` and values `[B, H, S, E]` of `x [B, S, D]`.
+        """Returns keys `[B, H, K, S]` and values `[B, H, S, E]` of `x [B, S, D]`.
 
-        A head's positions lie together, as the products with them want it: a cache is
-        written once and read at every step.
+        They lie as the products with them want it: a cache is written once and read at
+        every step.
         """
         keys, values = _by_head(self.key(x)), _by_head(self.value(x))
-        return keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        return keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
 
     def __call__(self, x: jax.Array, kv: KeysValues, mask: jax.Array) -> jax.Array:
         """Lets `x` attend to projected keys and values.
 
         Args:
             x: `[B, T, D]`, whose projections are the queries.
-            kv: keys `[B, H, S, K]` and values `[B, H, S, E]`, from `project`.
+            kv: keys `[B, H, K, S]` and values `[B, H, S, E]`, from `project`.
             mask: `[B or 1, T or 1, S] bool`.
 
         Returns:

@@ -355,10 +355,10 @@ class DecoderLayer(nn.Module):
                 With `past` `[B, W, D]`, the same position of all beams.
             key: of dropout, or None for none.
             self_mask: `[1 or B, T, T] bool`, with `past` `[B, W, L * W]`.
-            memory: keys and values of the encoder output, `[B, H, S, K or E]`.
+            memory: of the encoder output, keys `[B, H, K, S]`, values `[B, H, S, E]`.
             memory_mask: `[B, 1 or T, S] bool`.
-            past: keys and values of all beams, `[B, H, L * W, K or E]`, those of a
-                position being neighbours.
+            past: keys `[B, H, K, L * W]` and values `[B, H, L * W, E]` of all beams,
+                those of a position being neighbours.
             index: `[] int32`, the position of `x` in `past`.
 
         Returns:
@@ -373,7 +373,7 @@ class DecoderLayer(nn.Module):
             if past is not None and index is not None:
                 at = index * y.shape[1]
                 kv = (
-                    jax.lax.dynamic_update_slice_in_dim(past[0], kv[0], at, axis=2),
+                    jax.lax.dynamic_update_slice_in_dim(past[0], kv[0], at, axis=3),
                     jax.lax.dynamic_update_slice_in_dim(past[1], kv[1], at, axis=2),
                 )
             return self.self_attention(y, kv, self_mask)

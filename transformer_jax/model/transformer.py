@@ -42,7 +42,7 @@ def compute_dtype(config: ModelConfig) -> jnp.dtype:
 class Memory(flax.struct.PyTreeNode):
     """What the decoder needs of a source, computed once and shared by its beams."""
 
-    keys_values: tuple[KeysValues, ...]  # a layer: [B, H, S, K], [B, H, S, E]
+    keys_values: tuple[KeysValues, ...]  # a layer: [B, H, K, S], [B, H, S, E]
     mask: jax.Array  # [B, 1, S] bool; [B, T, S] for packed rows
 
 
@@ -54,7 +54,7 @@ class Cache(flax.struct.PyTreeNode):
     """
 
     memory: Memory
-    past: tuple[KeysValues, ...]  # a layer: [B, H, L * W, K], [B, H, L * W, E]
+    past: tuple[KeysValues, ...]  # a layer: [B, H, K, L * W], [B, H, L * W, E]
     slots: jax.Array  # [N, L] int32, below W: the beam that each position is read from
     index: jax.Array  # [] int32, the position of the next token
 
@@ -299,12 +299,14 @@ class Transformer(nn.Module):
         Rows are ordered source by source: row b * beams + w is beam w of source b.
         """
         dtype = compute_dtype(self.config)
-
-        def empty(like: jax.Array) -> jax.Array:
-            sources, heads, _, width = like.shape
-            return jnp.zeros((sources, heads, length * beams, width), dtype)
-
-        past = tuple((empty(k), empty(v)) for k, v in memory.keys_values)
+        places = length * beams
+        past = tuple(
+            (
+                jnp.zeros((*keys.shape[:3], places), dtype),
+                jnp.zeros((*values.shape[:2], places, values.shape[3]), dtype),
+            )
+            for keys, values in memory.keys_values
+        )
         rows = memory.mask.shape[0] * beams
         slots = jnp.zeros((rows, length), jnp.int32)
         return Cache(memory, past, slots, jnp.zeros((), jnp.int32))
