@@ -43,7 +43,8 @@ class Memory(flax.struct.PyTreeNode):
     """What the decoder needs of a source, computed once and shared by its beams."""
 
     keys_values: tuple[KeysValues, ...]  # a layer: [B, H, K, S], [B, H, S, E]
-    mask: jax.Array  # [B, 1, S] bool; [B, T, S] for packed rows
+    mask: jax.Array  # [B, 1, S] bool
+    table: jax.Array  # [D, V], the output's, turned and cast once and not at each step
 
 
 class Cache(flax.struct.PyTreeNode):
@@ -116,9 +117,9 @@ class Decoder(nn.Module):
         if self.config.ends_in_norm:
             self.norm = layer_norm(self.config, self.dtype)
 
-    def project_memory(self, output: jax.Array, mask: jax.Array) -> Memory:
+    def project_memory(self, output: jax.Array) -> tuple[KeysValues, ...]:
         """Projects the encoder output `[B, S, D]` to every layer's keys and values."""
-        return Memory(tuple(layer.project_memory(output) for layer in self.layer), mask)
+        return tuple(layer.project_memory(output) for layer in self.layer)
 
     def whole(
         self,
@@ -210,11 +211,12 @@ class Transformer(nn.Module):
             source_length: `[B] int32`, real tokens of each row.
 
         Returns:
-            The encoder output as the decoder's cross-attentions see it.
+            All that the decoder needs for any number of steps.
         """
         mask = padding_mask(source_length, source.shape[1])
         output = self.encoder(self._embed_source(source), None, mask)
-        return self.decoder.project_memory(output, mask)
+        keys_values = self.decoder.project_memory(output)
+        return Memory(keys_values, mask, self._output_table(output.dtype).T)
 
     def decode(self, target_in: jax.Array, memory: Memory) -> jax.Array:
         """Returns logits `[N, T, V] float32` of every next token, teacher-forced.
@@ -288,9 +290,17 @@ class Transformer(nn.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Returns x E^T plus the bias, `[B, T, V] float32`, for `x [B, T, D]`."""
-        tied = self.config.tie_output
-        table = (self.embedding if tied else self.output).table.astype(x.dtype)
-        logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+        table = self._output_table(x.dtype)
+        return self._biased(
+            jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+        )
+
+    def _output_table(self, dtype: jnp.dtype) -> jax.Array:
+        """Returns E `[V, D]` of the output product."""
+        module = self.embedding if self.config.tie_output else self.output
+        return module.table.astype(dtype)
+
+    def _biased(self, logits: jax.Array) -> jax.Array:
         return logits + self.output.bias if self.config.output_bias else logits
 
     def init_cache(self, memory: Memory, beams: int, length: int) -> Cache:
@@ -335,7 +345,9 @@ class Transformer(nn.Module):
         cache = cache.replace(slots=slots)
         x = self._embed(tokens.reshape(sources, beams), cache.index)
         x, past = self.decoder(x, cache.memory, cache)
-        logits = self.logits(x).reshape(rows, -1)
+        table = cache.memory.table
+        logits = jnp.matmul(x, table, preferred_element_type=jnp.float32)
+        logits = self._biased(logits).reshape(rows, -1)
         return logits, cache.replace(past=past, index=cache.index + 1)
 
 
