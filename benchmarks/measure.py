@@ -24,6 +24,7 @@ import numpy as np
 from transformer_jax.config import Config
 from transformer_jax.describe import describe
 from transformer_jax.errors import ConfigError, UserError
+from transformer_jax.pages import use_huge_pages
 
 ROOT = pathlib.Path(__file__).parents[1]
 STARTED = time.perf_counter()  # nearly the start of the process: JAX comes later
@@ -31,7 +32,13 @@ SIZE = 1024  # rows and columns of the factors of the matrix product
 PRODUCTS = 15  # that are timed, after two others
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "sentencepiece")
 # What changes the speed of the same program.
-SETTINGS = ("XLA_FLAGS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_PLATFORMS")
+SETTINGS = (
+    "XLA_FLAGS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "JAX_PLATFORMS",
+    "GLIBC_TUNABLES",
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,7 +66,8 @@ def positive(text: str) -> int:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Runs a driver; a mistake of the user is one line and exit code 2."""
+    """Runs a driver as the program runs; a user's mistake is one line and code 2."""
+    use_huge_pages()
     try:
         main()
     except UserError as error:

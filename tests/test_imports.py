@@ -15,6 +15,7 @@ ALLOWED = {
     "channel": set(),
     "hosts": {"channel"},
     "progress": set(),
+    "pages": set(),
     "config": set(),
     "config_check": {"config"},
     "config_file": {"config", "config_check"},
@@ -63,7 +64,7 @@ ALLOWED = {
         "arguments", "streams", "config", "config_check", "config_file", "data",
         "decode.translator", "checkpoint", "evaluate", "paper_bleu", "compare",
         "describe", "hosts", "progress", "train.loop", "train.origin", "chips",
-        "dry_run",
+        "dry_run", "pages",
     },
     "__main__": {"cli"},
 }  # fmt: skip

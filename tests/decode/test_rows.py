@@ -380,10 +380,11 @@ def test_a_step_works_on_the_new_token_alone() -> None:
         assert len(loops) == 1
         assert products(whole) - in_loop == products(encoder)
         steps[length, most] = sum(in_loop.elements())
-    # Scores and their mixture, of every head, for each position more.
+    # Scores and their mixture, of every head, for each position more; of the target
+    # the queries of a beam meet the keys of all beams.
     position = 2 * rows * beams * config.num_heads * (config.d_k + config.d_v)
-    assert steps[8, 16] > position * (8 + 16)
-    assert steps[8, 80] - steps[8, 16] == position * (80 - 16)
+    assert steps[8, 16] > position * (8 + 16 * beams)
+    assert steps[8, 80] - steps[8, 16] == position * (80 - 16) * beams
     assert steps[24, 16] - steps[8, 16] == position * (24 - 8)
 
 

@@ -16,6 +16,7 @@ FAULTS = json.loads(sys.argv.pop(1)) if __name__ == "__main__" else {}
 
 def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=0"  # no second start
     os.environ["XLA_FLAGS"] = " ".join(
         [
             f"--xla_force_host_platform_device_count={FAULTS.get('devices', 1)}",

@@ -298,18 +298,17 @@ def search(options: DecodeConfig, length: int) -> Any:
         )
 
         def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-            past, index = state
-            cache = Cache(memory, past, index)
+            cache = Cache(memory, *state)
             logits, cache = model.apply(variables, tokens, cache, method="decode_step")
             # The toolkit wants one piece at least and takes the end out at first.
             ended = logits.at[:, given.target_ids[END]].set(-1e9)
-            logits = jnp.where(index == 0, ended, logits)
-            return logits, (cache.past, cache.index)
+            logits = jnp.where(cache.index == 1, ended, logits)
+            return logits, (cache.past, cache.slots, cache.index)
 
         cache = model.init_cache(memory, options.beam_size, length)
         return run_search(
             step,
-            (cache.past, cache.index),
+            (cache.past, cache.slots, cache.index),
             jnp.full(len(given.golden), length, jnp.int32),
             options,
             max_length=length,

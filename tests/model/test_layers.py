@@ -180,7 +180,8 @@ def test_attention_weights_are_a_softmax_over_visible_keys() -> None:
     mask = rng.random((2, 3, 4)) < 0.5
     mask[0, 0] = [False, True, False, False]
     mask[1, 2] = False  # sees nothing
-    weights = np.asarray(attention_weights(*map(jnp.asarray, (query, key, mask))))
+    turned = key.transpose(0, 2, 3, 1)
+    weights = np.asarray(attention_weights(*map(jnp.asarray, (query, turned, mask))))
     assert weights.shape == (2, 2, 3, 4) and weights.dtype == np.float32
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
     np.testing.assert_array_equal(weights[0, :, 0], [[0, 1, 0, 0]] * 2)

@@ -32,10 +32,18 @@ def test_causal_mask_sees_itself_and_what_came_before() -> None:
 
 
 def test_cache_mask_is_the_row_of_the_causal_mask() -> None:
-    masks = [cache_mask(jnp.asarray(index), 4) for index in range(4)]
+    slots = jnp.zeros((1, 1, 4), jnp.int32)
+    masks = [cache_mask(jnp.asarray(index), slots) for index in range(4)]
     assert all(mask.shape == (1, 1, 4) for mask in masks)
     rows = [as_text(mask)[0] for mask in masks]
     assert rows == ["1000", "1100", "1110", "1111"] == as_text(causal_mask(4))
+
+
+def test_cache_mask_sees_one_beam_of_each_position() -> None:
+    slots = jnp.asarray([[[0, 1, 0], [1, 1, 1]]])
+    mask = cache_mask(jnp.asarray(1), slots)  # the third position is not there yet
+    assert mask.shape == (1, 2, 6)
+    assert as_text(mask) == ["100100", "010100"]
 
 
 def test_masks_combine_by_and() -> None:

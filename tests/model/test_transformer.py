@@ -261,9 +261,9 @@ def test_decode_step_equals_the_teacher_forced_pass(variant: str) -> None:
         assert logits.shape == (BATCH * BEAMS, VOCAB) and logits.dtype == jnp.float32
         np.testing.assert_allclose(logits, expected[:, t], atol=near)
     assert len(cache.past) == depth
-    rows, length, heads = BATCH * BEAMS, config.max_length, config.num_heads
-    assert cache.past[0][0].shape == (rows, length, heads, config.d_k)
-    assert cache.past[0][1].shape == (rows, length, heads, config.d_v)
+    places, heads = config.max_length * BEAMS, config.num_heads
+    assert cache.past[0][0].shape == (BATCH, heads, config.d_k, places)
+    assert cache.past[0][1].shape == (BATCH, heads, places, config.d_v)
 
 
 def test_several_tokens_a_step_are_refused() -> None:
@@ -276,19 +276,21 @@ def test_several_tokens_a_step_are_refused() -> None:
 
 
 def test_beams_may_be_reordered_between_steps() -> None:
-    params, turn = params_of("paper"), 4
+    """Twice, so that slots follow slots."""
+    params, turns = params_of("paper"), (3, 5)
     memory = jitted(CONFIG, "encode")(params, SOURCES, LENGTHS)
     targets = ids(6, BATCH * BEAMS, TARGET)
     parents = np.asarray([1, 0, 2, 2, 5, 5])  # rows stay with their source
-    joined = np.concatenate([targets[parents, :turn], targets[:, turn:]], axis=1)
+    joined = targets
+    for turn in turns:
+        joined = np.concatenate([joined[parents, :turn], targets[:, turn:]], axis=1)
     expected = jitted(CONFIG, "decode")(params, joined, memory)
 
     cache = model_of(CONFIG).init_cache(memory, BEAMS, CONFIG.max_length)
     step = jitted(CONFIG, "decode_step")
     for t in range(TARGET):
-        if t == turn:
-            past = jax.tree.map(lambda x: x[parents], cache.past)
-            cache = cache.replace(past=past)
+        if t in turns:
+            cache = cache.replace(slots=cache.slots[parents])
         logits, cache = step(params, targets[:, t], cache)
-        if t >= turn:
+        if t >= turns[-1]:
             np.testing.assert_allclose(logits, expected[:, t], atol=1e-5)

@@ -3,7 +3,7 @@
 The product with the output table is part of the loss: logits of a vocabulary of 37,000
 are the largest array of the whole step, so they are made a chunk of tokens at a time,
 and the gradient of a chunk is taken while its logits are at hand. Never is more than
-one chunk of `[CHUNK, V]` held, forward or backward.
+one chunk of at most `[CHUNK, V]` held, forward or backward.
 """
 
 import functools
@@ -115,8 +115,8 @@ def _over_chunks(
 ) -> tuple[LossSums, tuple[Weights, jax.Array] | None]:
     """Adds up the sums of all chunks; with gradients of weights and `x` if asked."""
     count, width = x.shape[0] // shards, x.shape[1]
-    chunk = min(CHUNK, count)
-    chunks = -(-count // chunk)
+    chunks = -(-count // CHUNK)
+    chunk = -(-count // chunks)  # as many tokens in each: hardly one is padding
 
     def cut(array: jax.Array) -> jax.Array:
         """Cuts `[tokens, ...]` to `[chunks, shards, chunk, ...]`."""
