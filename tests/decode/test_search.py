@@ -23,6 +23,7 @@ from tables import (
 )
 
 from transformer_jax.config import DecodeConfig
+from transformer_jax.decode import search as search_module
 from transformer_jax.decode.search import best_possible, length_penalty
 from transformer_jax.decode.search import search as run_search
 
@@ -316,3 +317,16 @@ def test_search_stops_as_soon_as_nothing_better_can_come() -> None:
     assert read_all(found)[0][0].tokens == (2, 2, EOS)
     # -0.08 at length 3, against at best -4 over the penalty at 50, which is 3.8.
     assert sorted(steps) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("distinct", [1, 3, 20, 10**6])
+@pytest.mark.parametrize("shape", [(5, 1, 40), (3, 4, 50), (2, 3, 37)])
+def test_the_best_by_blocks_are_those_of_a_stable_sort(monkeypatch, shape, distinct):
+    """With few distinct values nearly all is ties, which go to the lower index."""
+    monkeypatch.setattr(search_module, "BLOCK", 5)
+    values = np.random.default_rng(distinct).integers(0, distinct, shape)
+    flat = values.reshape(shape[0], -1)
+    for count in (1, 2, 8):
+        found = search_module._top(jnp.asarray(values, jnp.float32), count)
+        expected = np.argsort(-flat, axis=1, kind="stable")[:, :count]
+        np.testing.assert_array_equal(found, expected)
