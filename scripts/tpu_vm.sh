@@ -231,7 +231,8 @@ train() {
       watch
     else
       result=lost
-      if ((restart == 0)) || ! look || [[ $state == READY ]]; then
+      if ! look || [[ $state == READY ]] ||
+        { ((restart == 0)) && [[ $state != PREEMPTED ]]; }; then
         die "cannot set up $name (see above)"
       fi
     fi

@@ -160,7 +160,10 @@ def test_a_stack_runs_its_layers_in_order(remat, scan) -> None:
 
 
 def test_bfloat16_learns_as_float32_does() -> None:
-    """After 100 updates of a task that can be learned: copying the source."""
+    """After 100 updates of a task that can be learned: copying the source.
+
+    At five times the rate two runs in float32 that add up in another order end 4 % apart.
+    """
     rng = np.random.default_rng(1)
     pairs = [rng.integers(4, VOCAB_SIZE, 5) for _ in range(32)]
     batch = make_batch(pairs, pairs, Shape(32, 6, 6))
@@ -169,7 +172,7 @@ def test_bfloat16_learns_as_float32_does() -> None:
         config = dataclasses.replace(MODEL, num_layers=1, dropout=0.0, dtype=dtype)
         model = Transformer(config, VOCAB_SIZE)
         optimizer = make_optimizer(
-            TrainConfig(warmup_steps=50, learning_rate=0.5), config.d_model
+            TrainConfig(warmup_steps=50, learning_rate=0.1), config.d_model
         )
         step = jax.jit(
             functools.partial(
@@ -190,5 +193,5 @@ def test_bfloat16_learns_as_float32_does() -> None:
 
     exact, rounded = losses("float32"), losses("bfloat16")
     assert exact[-1] < 0.8 * exact[0]
-    assert rounded[-1] == pytest.approx(exact[-1], rel=0.02)
+    assert rounded[-1] == pytest.approx(exact[-1], rel=0.01)
     assert rounded[-1] != exact[-1]
