@@ -162,7 +162,7 @@ def test_a_stack_runs_its_layers_in_order(remat, scan) -> None:
 def test_bfloat16_learns_as_float32_does() -> None:
     """After 100 updates of a task that can be learned: copying the source.
 
-    At five times the rate two runs in float32 that add up in another order end 4 % apart.
+    At five times the rate runs in float32 that add in another order end 4 % apart.
     """
     rng = np.random.default_rng(1)
     pairs = [rng.integers(4, VOCAB_SIZE, 5) for _ in range(32)]
