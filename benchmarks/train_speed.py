@@ -118,10 +118,11 @@ def measure_training(args: argparse.Namespace, folder: pathlib.Path) -> dict[str
     for line in start_block(trainer, state):
         measure.say(line)
     state = trainer.layout.place(state, trainer.axes)
-    started = time.perf_counter()
-    trainer.compile(state, progress)
+    count = args.updates * trainer.config.train.accumulate
+    batches = [trainer.batches.batch(number) for number in range(count)]
+    compiled = trainer.compile(state, batches, progress)
     progress.close()
-    compiled, memory = time.perf_counter() - started, measure.peak_memory()
+    memory = measure.peak_memory()
     state, _, _ = take_updates(trainer, state, 1)
     first_update = measure.age()
     state, _, counted = take_updates(trainer, state, args.updates)

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
 from transformer_jax.config import Config, TrainConfig
-from transformer_jax.data.batching import Batch, Shape
+from transformer_jax.data.batching import Batch
 from transformer_jax.data.packing import PackedBatches
 from transformer_jax.data.pipeline import (
     TrainBatches,
@@ -100,6 +99,7 @@ class Trainer:
         self.programs = Programs(
             config, self.layout, self.model, self.optimizer, self.axes
         )
+        self.compiled = 0  # shapes
 
     def restore(self) -> TrainState:
         """Returns the newest checkpoint's state, or a fresh one; on the host."""
@@ -139,20 +139,34 @@ class Trainer:
         training = host.replace(params=None)
         self.checkpoints.save(int(host.step), host.params, training, metrics or {})
 
-    def compile(self, state: TrainState, progress: TrainProgress) -> None:
-        """Compiles the update for every shape, the largest first."""
-        shapes = sorted(
-            self.batches.shapes, key=lambda s: -s.rows * (s.source + s.target)
-        )
-        self.hosts.at("compiling")
-        started = time.monotonic()
-        for shape in shapes:
-            batch = _empty_batch(shape, self.config.batch.packing)
-            self.programs.compile(state, batch)
-        seconds = time.monotonic() - started
-        # Some transports give up on a process that comes half a minute later.
-        self.hosts.gather("the first update", None)
-        progress.say(f"compiled {len(shapes)} shapes in {seconds:.1f} s")
+    def compile(
+        self, state: TrainState, batches: Sequence[Batch], progress: TrainProgress
+    ) -> float:
+        """Compiles the update for shapes that come for the first time.
+
+        Each waits for its first batch, so that a run begins at once: tracing takes
+        seconds a shape, even where the program is found in the user's cache.
+
+        Returns:
+            The seconds that took.
+        """
+        seconds = 0.0
+        for batch in batches:
+            started = time.monotonic()
+            self.hosts.at("compiling")
+            if not self.programs.compile(state, batch):
+                continue
+            # Some transports give up on a process that comes half a minute later.
+            self.hosts.gather("a compiled update", None)
+            self.compiled += 1
+            took = time.monotonic() - started
+            seconds += took
+            (rows, source), target = batch.source.shape, batch.target_in.shape[1]
+            progress.say(
+                f"compiled {rows}x({source}+{target}), {self.compiled} of "
+                f"{len(self.batches.shapes)}, {took:.1f} s"
+            )
+        return seconds
 
     def update(
         self, state: TrainState, batches: Sequence[Batch]
@@ -200,14 +214,6 @@ class Trainer:
     @functools.cached_property
     def _translator(self) -> Translator:
         return Translator([self.config.model], self.data.vocabularies, [], self.layout)
-
-
-def _empty_batch(shape: Shape, packed: bool) -> Batch:
-    row, ids = np.zeros(shape.rows, np.int32), np.zeros
-    source = ids((shape.rows, shape.source), np.int32)
-    target = ids((shape.rows, shape.target), np.int32)
-    segments = (source, target) if packed else (None, None)
-    return Batch(source, row, target, target, row, *segments)
 
 
 @contextlib.contextmanager
@@ -353,7 +359,6 @@ def _run(
     config, step, hosts = trainer.config.train, int(state.step), trainer.hosts
     writer = MetricsWriter(trainer.workdir, step) if hosts.first else NoWriter()
     state = trainer.layout.place(state, trainer.axes)
-    trainer.compile(state, progress)
     pending: list[Any] = []
     trace = Trace(trainer.workdir, step, config.profile_steps, progress.say)
     saved, logged, waited, over = step, time.monotonic(), 0.0, ""
@@ -366,6 +371,7 @@ def _run(
             asked = time.monotonic()
             some = list(itertools.islice(batches, config.accumulate))
             waited += time.monotonic() - asked
+            logged += trainer.compile(state, some, progress)
             hosts.at("in an update", step + 1)
             trainer.meter.add(some)
             with trace.update(step + 1, state):

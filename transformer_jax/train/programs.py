@@ -70,11 +70,18 @@ class Programs:
         self._evaluate = put(eval_step, None, donate=False, **evaluation)
         self._compiled: dict[Any, Any] = {}
 
-    def compile(self, state: TrainState, batch: Batch) -> None:
-        """Compiles the update for the shape of `batch` (on the host)."""
+    def compile(self, state: TrainState, batch: Batch) -> bool:
+        """Compiles the update for the shape of `batch` (on the host).
+
+        Returns:
+            Whether that was to be done: it was not compiled before.
+        """
         split = self._layout.split_rows(batch)
+        if (key := _key(split)) in self._compiled:
+            return False
         total = None if self._accumulate == 1 else self._zero(state)[0]
-        self._compiled[_key(split)] = self._lower(state, total, split).compile()
+        self._compiled[key] = self._lower(state, total, split).compile()
+        return True
 
     def _lower(self, state: Any, total: Any, split: Batch) -> Any:
         if self._accumulate == 1:
@@ -100,7 +107,10 @@ class Programs:
     def update(
         self, state: TrainState, batches: Sequence[Batch]
     ) -> tuple[TrainState, StepMetrics]:
-        """Takes one update with `train.accumulate` batches; `state` is used up."""
+        """Takes one update with `train.accumulate` batches; `state` is used up.
+
+        The shape of each batch is compiled already, see `compile`.
+        """
         parts = [self._layout.split_rows(batch) for batch in batches]
         if self._accumulate == 1:
             return self._compiled[_key(parts[0])](state, parts[0])
