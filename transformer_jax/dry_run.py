@@ -23,7 +23,7 @@ from transformer_jax.errors import ConfigError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train.optimizer import make_optimizer
 from transformer_jax.train.programs import Programs
-from transformer_jax.train.step import init_state, state_axes, sums_axes, zero_sums
+from transformer_jax.train.step import state_axes, state_shapes, sums_axes, zero_sums
 
 # What makes compiling quick; sizes and collectives are the same without it.
 _QUICKLY = {
@@ -100,7 +100,7 @@ def dry_run(config: Config) -> DryRun:
     model = Transformer(model_config, vocab_size, source_vocab_size=source_size)
     optimizer = make_optimizer(config.train, model_config.d_model)
     axes = state_axes(model, optimizer)
-    fresh = jax.eval_shape(lambda: init_state(model, optimizer, config.train.seed))
+    fresh = state_shapes(model, optimizer)
     state = layout.outline(fresh, axes)
     total = layout.outline(jax.eval_shape(zero_sums, fresh)[0], sums_axes(axes))
     shape = longest_shape(config.batch, model_config.max_length)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from transformer_jax import parallel
 from transformer_jax.checkpoint import Checkpoints
@@ -51,6 +52,7 @@ from transformer_jax.train.step import (
     first_bad_output,
     init_state,
     state_axes,
+    state_shapes,
     value_names,
 )
 from transformer_jax.train.stops import RUN_AHEAD, Stops
@@ -103,14 +105,12 @@ class Trainer:
 
     def restore(self) -> TrainState:
         """Returns the newest checkpoint's state, or a fresh one; on the host."""
-        fresh = jax.device_get(
-            init_state(self.model, self.optimizer, self.config.train.seed)
-        )
-        found = self.checkpoints.restore_newest(
-            fresh.params, fresh.replace(params=None)
-        )
+        shapes = state_shapes(self.model, self.optimizer)
+        like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
+        found = self.checkpoints.restore_newest(like.params, like.replace(params=None))
         if found is None:
-            return fresh
+            seed = self.config.train.seed
+            return jax.device_get(init_state(self.model, self.optimizer, seed))
         _, params, training = found
         return training.replace(params=params)
 

@@ -7,6 +7,7 @@ alone. With None they are functions of whole arrays, on one device or on a mesh.
 An update of several batches adds up `batch_sums` and then takes `apply_sums`.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -42,30 +43,37 @@ class StepMetrics(flax.struct.PyTreeNode):
     bad_total: jax.Array
 
 
+# Compiled, so that values, shapes and axes come of one trace.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _init(
+    model: Transformer, optimizer: optax.GradientTransformation, key: jax.Array
+) -> TrainState:
+    """Returns the state before the first update, its parameters boxed with axes."""
+    tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
+    params = model.init(key, tokens, length, tokens)["params"]
+    none = jnp.zeros((), jnp.int32)
+    return TrainState(none, params, optimizer.init(params), none, none)
+
+
 def init_state(
     model: Transformer, optimizer: optax.GradientTransformation, seed: int
 ) -> TrainState:
     """Returns the state before the first update, parameters drawn by `seed`."""
-    tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
-    init = jax.jit(model.init)
-    params = nn.unbox(init(jax.random.key(seed), tokens, length, tokens)["params"])
-    # Three arrays, not one thrice: a donated buffer may be handed over only once.
-    step, bad_in_a_row, bad_total = (jnp.zeros((), jnp.int32) for _ in range(3))
-    return TrainState(step, params, optimizer.init(params), bad_in_a_row, bad_total)
+    return nn.unbox(_init(model, optimizer, jax.random.key(seed)))
+
+
+def state_shapes(
+    model: Transformer, optimizer: optax.GradientTransformation
+) -> TrainState:
+    """Returns shape and dtype of every array of the state."""
+    return nn.unbox(_init.eval_shape(model, optimizer, jax.random.key(0)))
 
 
 def state_axes(
     model: Transformer, optimizer: optax.GradientTransformation
 ) -> TrainState:
     """Returns the logical axis names of every array of the state, as PartitionSpecs."""
-
-    def init() -> TrainState:
-        tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
-        params = model.init(jax.random.key(0), tokens, length, tokens)["params"]
-        none = jnp.zeros((), jnp.int32)
-        return TrainState(none, params, optimizer.init(params), none, none)
-
-    return nn.get_partition_spec(jax.eval_shape(init))
+    return nn.get_partition_spec(_init.eval_shape(model, optimizer, jax.random.key(0)))
 
 
 def sums_axes(state: TrainState) -> "BatchSums":
