@@ -48,6 +48,7 @@ def random_model(args: argparse.Namespace, folder: pathlib.Path) -> Setup:
     config = load(config_file, [*corpus.overrides(folder), *args.overrides])
     corpus.write(folder, config.tokenizer.vocab_size, corpus.PAIRS[args.shape])
     vocabularies = Vocabularies.load(config.tokenizer.model_paths)
+    parallel.cores_as_devices()
     layout = parallel.decoding_layout(config.parallel)
     translator = Translator([config.model], vocabularies, [], layout)
     (model,) = translator.models

@@ -24,7 +24,7 @@ import numpy as np
 from transformer_jax.config import Config
 from transformer_jax.describe import describe
 from transformer_jax.errors import ConfigError, UserError
-from transformer_jax.pages import use_huge_pages
+from transformer_jax.machine import use_huge_pages
 
 ROOT = pathlib.Path(__file__).parents[1]
 STARTED = time.perf_counter()  # nearly the start of the process: JAX comes later

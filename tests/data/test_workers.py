@@ -109,7 +109,7 @@ def die(chunk):
 
 def test_a_killed_worker_ends_the_command(tmp_path, small_chunks, monkeypatch, capsys):
     monkeypatch.setattr(workers, "_encode_chunk", die)
-    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    monkeypatch.setattr(workers, "cores", lambda: 2)
     config = tiny.write_config(tmp_path)
     workdir = tmp_path / "run"
     flags = [f"--config={config}", f"--workdir={workdir}"]
@@ -204,7 +204,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_corpus_prepared_by_workers_is_the_text(tmp_path, small_chunks, monkeypatch):
-    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    monkeypatch.setattr(workers, "cores", lambda: 2)
     config = config_file.load(tiny.write_config(tmp_path))
     made = prepare(config, tmp_path / "run", print)
     for split, count, seed in (("train", 60, 0), ("valid", 7, 1), ("test", 9, 2)):

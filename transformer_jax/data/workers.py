@@ -21,6 +21,7 @@ import numpy as np
 from transformer_jax.data.tokenizer import Tokenizer, count_characters
 from transformer_jax.data.vocabularies import Vocabularies
 from transformer_jax.errors import DataError
+from transformer_jax.machine import cores
 
 Pair = tuple[str, str]
 
@@ -69,7 +70,7 @@ def encode_pairs(
     Raises:
         DataError: a process was killed.
     """
-    workers = workers or min(MOST, _cores())
+    workers = workers or min(MOST, cores())
     chunks = _chunks(pairs, CHUNK)
     alone = chunks if workers == 1 else itertools.islice(chunks, ALONE)
     for chunk in alone:
@@ -130,12 +131,6 @@ def _end_with_parent() -> None:
 
 def _encode_chunk(chunk: list[Pair]) -> list[Encoded]:
     return _encode_sides(_vocabularies, chunk, 1)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:

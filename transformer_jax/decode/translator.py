@@ -366,6 +366,7 @@ def load_translator(
         UserError: a run, its tokenizer or the checkpoint is missing or damaged, or the
             vocabularies differ.
     """
+    parallel.cores_as_devices()
     parallel.cache_compilations()
     configs = [read_workdir(workdir) for workdir in workdirs]
     opened = [

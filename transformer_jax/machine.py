@@ -1,10 +1,17 @@
-"""Huge pages for the arrays of a program that computes on the CPU."""
+"""What a program that computes on the CPU asks of it: its cores, and huge pages."""
 
 import os
 import sys
 
 SETTING = "glibc.malloc.hugetlb"
 VARIABLE = "GLIBC_TUNABLES"
+
+
+def cores() -> int:
+    """Returns the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def use_huge_pages() -> None:
