@@ -225,6 +225,14 @@ def test_early_stop_equals_the_plain_search(
     assert changed > 10 or beam_size == 1
 
 
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(1, [1]), (48, [48]), (49, [32, 49]), (100, [32, 64, 100]), (128, [32, 64, 128])],
+)
+def test_room_doubles_but_for_the_last(length: int, expected: list[int]) -> None:
+    assert search_module.rooms(length) == expected
+
+
 def test_one_beam_is_greedy(hashed: tuple[np.ndarray, np.ndarray]) -> None:
     tables, limits = hashed[0][2], hashed[1][2]
     log_probs = log_probs_of(tables)

@@ -13,6 +13,7 @@ import json
 import pathlib
 import struct
 from typing import Any
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -21,8 +22,8 @@ import numpy as np
 import pytest
 
 from transformer_jax.config import DecodeConfig, ModelConfig
-from transformer_jax.decode.search import search as run_search
-from transformer_jax.model.transformer import Cache, Transformer
+from transformer_jax.decode import search as search_module
+from transformer_jax.model.transformer import Cache, Transformer, with_room
 
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT.parent / "shared" / "data" / "ct2-aren-transliteration"
@@ -305,19 +306,26 @@ def search(options: DecodeConfig, length: int) -> Any:
             logits = jnp.where(cache.index == 1, ended, logits)
             return logits, (cache.past, cache.slots, cache.index)
 
-        cache = model.init_cache(memory, options.beam_size, length)
-        return run_search(
+        def grow(state: Any, room: int) -> Any:
+            cache = with_room(Cache(memory, *state), room)
+            return cache.past, cache.slots, cache.index
+
+        assert search_module.rooms(length) == [8, 16, length]
+        cache = model.init_cache(memory, options.beam_size, 8)
+        return search_module.search(
             step,
             (cache.past, cache.slots, cache.index),
             jnp.full(len(given.golden), length, jnp.int32),
             options,
             max_length=length,
+            grow=grow,
             bos_id=given.target_ids[START],
             eos_id=given.target_ids[END],
             nbest=options.beam_size,
         )
 
-    return jax.device_get(run(params()))
+    with mock.patch.object(search_module, "ROOM", 8):  # so that states grow
+        return jax.device_get(run(params()))
 
 
 # Where ours finds a better one, as (name, rank), since it goes on while a live

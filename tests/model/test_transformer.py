@@ -32,6 +32,7 @@ from reference import (
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.data.batching import Batch
+from transformer_jax.model.transformer import with_room
 from transformer_jax.train.loss import LossSums
 from transformer_jax.train.step import batch_loss
 
@@ -253,9 +254,11 @@ def test_decode_step_equals_the_teacher_forced_pass(variant: str) -> None:
 
     model, depth = model_of(config), config.decoder_layers or config.num_layers
     padded = jitted(config, "encode")(params, other_padding(7), LENGTHS)
-    cache = model.init_cache(padded, BEAMS, config.max_length)  # more than needed
+    cache = model.init_cache(padded, BEAMS, 2)
     step = jitted(config, "decode_step")
     for t in range(TARGET):
+        if t == 2:
+            cache = with_room(cache, config.max_length)  # more than needed
         assert int(cache.index) == t
         logits, cache = step(params, targets[:, t], cache)
         assert logits.shape == (BATCH * BEAMS, VOCAB) and logits.dtype == jnp.float32

@@ -14,9 +14,16 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batching import Batch
 from transformer_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from transformer_jax.decode.choice import Prefix
-from transformer_jax.decode.search import Hypotheses, StepFn, search, width
+from transformer_jax.decode.search import (
+    GrowFn,
+    Hypotheses,
+    StepFn,
+    rooms,
+    search,
+    width,
+)
 from transformer_jax.model.masks import padding_mask
-from transformer_jax.model.transformer import Transformer
+from transformer_jax.model.transformer import Cache, Transformer, with_room
 
 Params = Sequence[Any]  # of each model
 
@@ -53,13 +60,15 @@ def make_search(
 
     def run(params: Params, batch: DecodeBatch) -> Hypotheses:
         beams = width(options, nbest)
-        step, state = make_step(models, params, batch, beams, max_length, attends)
+        room = rooms(max_length)[0]
+        step, state, grow = make_step(models, params, batch, beams, room, attends)
         forced = batch.prefix.shape[1] > 0
         found = search(
             step,
             state,
             batch.limits,
             options,
+            grow=grow,
             max_length=max_length,
             bos_id=BOS_ID,
             eos_id=EOS_ID,
@@ -80,13 +89,14 @@ def make_step(
     params: Params,
     batch: DecodeBatch,
     beams: int,
-    max_length: int,
+    room: int,
     attends: bool,
-) -> tuple[StepFn, Any]:
+) -> tuple[StepFn, Any, GrowFn]:
     """Encodes the sources; returns the step function and the state before it.
 
     The state is the growing part of each model's cache and, if `attends`, how the last
-    step attended to the source, `[R * beams, S]`.
+    step attended to the source, `[R * beams, S]`. It has room for `room` tokens; the
+    last of what is returned gives it more.
     """
     caches = []
     for model, weights in zip(models, params, strict=True):
@@ -94,33 +104,47 @@ def make_step(
         memory = model.apply(
             variables, batch.source, batch.source_length, method="encode"
         )
-        caches.append(
-            model.apply(variables, memory, beams, max_length, method="init_cache")
-        )
+        caches.append(model.apply(variables, memory, beams, room, method="init_cache"))
+
+    def with_pasts(pasts: Any) -> list[Cache]:
+        return [
+            cache.replace(past=past, slots=slots, index=index)
+            for cache, (past, slots, index) in zip(caches, pasts, strict=True)
+        ]
+
+    def grow(state: Any, room: int) -> Any:
+        pasts, attended = state
+        grown = tuple(_past(with_room(cache, room)) for cache in with_pasts(pasts))
+        return grown, attended
 
     def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         logits, pasts, attention = [], [], []
-        for model, weights, cache, past in zip(
-            models, params, caches, state[0], strict=True
+        for model, weights, cache in zip(
+            models, params, with_pasts(state[0]), strict=True
         ):
             (output, new), sown = model.apply(
                 {"params": weights},
                 tokens,
-                cache.replace(past=past[0], slots=past[1], index=past[2]),
+                cache,
                 method="decode_step",
                 mutable=["intermediates"] if attends else [],
             )
             logits.append(output)
-            pasts.append((new.past, new.slots, new.index))
+            pasts.append(_past(new))
             if attends:
                 attention.append(source_attention(model.config, sown["intermediates"]))
         attended = sum(attention) / len(models) if attends else None
         return mean_probability(logits), (tuple(pasts), attended)
 
-    pasts = tuple((cache.past, cache.slots, cache.index) for cache in caches)
+    pasts = tuple(map(_past, caches))
     rows, positions = batch.source.shape[0] * beams, batch.source.shape[1]
     attended = jnp.zeros((rows, positions), jnp.float32) if attends else None
-    return step, (pasts, attended)
+    return step, (pasts, attended), grow
+
+
+def _past(cache: Cache) -> Any:
+    """Returns the part of a cache that steps change."""
+    return cache.past, cache.slots, cache.index
 
 
 def make_score(models: Sequence[Transformer]) -> Callable[[Params, Batch], jax.Array]:

@@ -51,10 +51,12 @@ import jax.numpy as jnp
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decode.choice import IMPOSSIBLE, Prefix, allow, draw
 
+ROOM = 32  # tokens that a state first has room for
 BLOCK = 256  # most entries that are first compared by their maximum alone
 
 State = Any
 StepFn = Callable[[jax.Array, State], tuple[jax.Array, State]]
+GrowFn = Callable[[State, int], State]
 
 
 class Hypotheses(flax.struct.PyTreeNode):
@@ -138,6 +140,18 @@ class _Search(flax.struct.PyTreeNode):
     state: State
 
 
+def rooms(max_length: int) -> list[int]:
+    """Returns for how many tokens a state has room, one time after another.
+
+    A step costs as much as its state has room, whatever is in it. So room doubles, from
+    ROOM to `max_length`; each time the loop is compiled anew.
+    """
+    found = []
+    while 2 * max_length > 3 * (ROOM << len(found)):
+        found.append(ROOM << len(found))
+    return [*found, max_length]
+
+
 def width(options: DecodeConfig, nbest: int) -> int:
     """Returns W, the beams or samples of each source that `search` works on."""
     return nbest if options.sample else options.beam_size
@@ -154,6 +168,7 @@ def search(
     eos_id: int,
     banned_ids: Sequence[int] = (),
     nbest: int = 1,
+    grow: GrowFn | None = None,
     prefix: Prefix | None = None,
     keys: jax.Array | None = None,
     attention: Callable[[State], jax.Array] | None = None,
@@ -179,6 +194,8 @@ def search(
         eos_id: the token that ends a hypothesis.
         banned_ids: tokens that are never generated.
         nbest: how many hypotheses will be read, at most the beam size.
+        grow: gives a state more room; `state` has it for the first of `rooms`. None
+            where `state` has room for `max_length` tokens.
         prefix: what each source's hypotheses must begin with.
         keys: `[B]` random keys, one of each source; for sampling only.
         attention: reads off a state how the last step attended, `[B * W, S]`, rows
@@ -203,9 +220,6 @@ def search(
             covered = coverage_penalty(hypotheses.attention, source_mask)
             value += options.coverage * covered
         return jnp.where(hypotheses.log_prob > IMPOSSIBLE, value, IMPOSSIBLE)
-
-    def unfinished(search: _Search) -> jax.Array:
-        return ~search.done.all()
 
     def advance(search: _Search) -> _Search:
         before = jnp.maximum(search.length - 1, 0)
@@ -272,8 +286,15 @@ def search(
     start = start.at[:, : beams if options.sample else 1].set(0.0)
     live = nothing.replace(log_prob=start)
     done = jnp.zeros(sources, bool)
-    state = _Search(jnp.zeros((), jnp.int32), live, nothing, done, state)
-    end = jax.lax.while_loop(unfinished, advance, state)
+    end = _Search(jnp.zeros((), jnp.int32), live, nothing, done, state)
+    for room in rooms(max_length) if grow else [max_length]:
+        if grow:
+            end = end.replace(state=grow(end.state, room))
+
+        def goes_on(search: _Search, room: int = room) -> jax.Array:
+            return ~search.done.all() & (search.length < room)
+
+        end = jax.lax.while_loop(goes_on, advance, end)
     is_there = end.finished.score > IMPOSSIBLE
     if not options.sample:
         is_there = is_there.any(axis=1, keepdims=True)

@@ -351,6 +351,22 @@ class Transformer(nn.Module):
         return logits, cache.replace(past=past, index=cache.index + 1)
 
 
+def with_room(cache: Cache, length: int) -> Cache:
+    """Returns `cache` with `length` positions, which is at least as many as it has."""
+    rows, positions = cache.slots.shape
+    beams = rows // cache.memory.mask.shape[0]
+
+    def pad(x: jax.Array, axis: int, size: int) -> jax.Array:
+        return jnp.pad(x, [(0, size * (i == axis)) for i in range(x.ndim)])
+
+    more = length - positions
+    past = tuple(
+        (pad(keys, 3, more * beams), pad(values, 2, more * beams))
+        for keys, values in cache.past
+    )
+    return cache.replace(past=past, slots=pad(cache.slots, 1, more))
+
+
 def param_axes(model: Transformer) -> Any:
     """Returns the logical axis names of every parameter, as PartitionSpecs."""
     tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
