@@ -1,8 +1,8 @@
 """Pairs of token ids to batches of fixed shapes. NumPy only.
 
 `Batch` is the contract between data, training and evaluation. Shapes come from a small
-set chosen from the lengths of the corpus, so that little is padding and nothing is
-ever compiled in the middle of a run.
+set chosen from the lengths of the corpus, so that little is padding and no program is
+compiled after the first epoch.
 """
 
 import math
