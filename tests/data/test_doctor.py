@@ -29,9 +29,9 @@ def write_pairs(folder: pathlib.Path, split: str, *pairs: tuple[str, str]) -> No
 
 def examine(folder: pathlib.Path, *overrides: str, **fields: object) -> dict[str, Any]:
     """Examines the corpus in `folder` and leaves all of it as it was."""
-    path = tiny.write_config(folder, **fields)
+    config = config_file.load(tiny.write_config(folder, **fields), overrides)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    report = doctor.check(config_file.load(path, overrides), folder / "run")
+    report = doctor.check(config, folder / "run")
     assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     findings.as_text(report)
     return json.loads(json.dumps(report))

@@ -370,20 +370,23 @@ def search_program(
 
 
 def test_a_step_works_on_the_new_token_alone() -> None:
-    """But for attention; and the encoder runs once, before the loop."""
+    """But for attention; and the encoder runs once, before the first loop."""
     rows, beams, config = 2, 3, SMALL
     steps = {}
-    for length, most in ((8, 16), (8, 80), (24, 16)):
-        whole, encoder = search_program(50, rows, beams, length, most)
+    for length, *room in ((8, 16), (8, 32, 80), (24, 16)):
+        whole, encoder = search_program(50, rows, beams, length, room[-1])
         loops = [e for e in equations(whole) if e.primitive.name == "while"]
-        in_loop = products(loops[0].params["body_jaxpr"].jaxpr)
-        assert len(loops) == 1
-        assert products(whole) - in_loop == products(encoder)
-        steps[length, most] = sum(in_loop.elements())
+        rest = products(whole)
+        for loop, most in zip(loops, room, strict=True):
+            in_loop = products(loop.params["body_jaxpr"].jaxpr)
+            rest -= in_loop
+            steps[length, most] = sum(in_loop.elements())
+        assert rest == products(encoder)
     # Scores and their mixture, of every head, for each position more; of the target
     # the queries of a beam meet the keys of all beams.
     position = 2 * rows * beams * config.num_heads * (config.d_k + config.d_v)
     assert steps[8, 16] > position * (8 + 16 * beams)
+    assert steps[8, 32] - steps[8, 16] == position * (32 - 16) * beams
     assert steps[8, 80] - steps[8, 16] == position * (80 - 16) * beams
     assert steps[24, 16] - steps[8, 16] == position * (24 - 8)
 

@@ -74,7 +74,7 @@ def rehearse(
         monkeypatch.setattr(
             trainer, "checkpoints", SimpleNamespace(wait=list, check=list)
         )
-        monkeypatch.setattr(trainer, "compile", lambda *_: None)
+        monkeypatch.setattr(trainer, "compile", lambda *_: 0.0)
         monkeypatch.setattr(trainer.meter, "add", lambda _: None)
         monkeypatch.setattr(trainer.batches, "from_batch", batches)
         monkeypatch.setattr(trainer, "validate", lambda *_: next(scores or iter([])))
