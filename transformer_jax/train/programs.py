@@ -76,9 +76,9 @@ class Programs:
         Returns:
             Whether that was to be done: it was not compiled before.
         """
-        split = self._layout.split_rows(batch)
-        if (key := _key(split)) in self._compiled:
+        if (key := _key(batch)) in self._compiled:
             return False
+        split = self._layout.split_rows(batch)
         total = None if self._accumulate == 1 else self._zero(state)[0]
         self._compiled[key] = self._lower(state, total, split).compile()
         return True
@@ -113,10 +113,10 @@ class Programs:
         """
         parts = [self._layout.split_rows(batch) for batch in batches]
         if self._accumulate == 1:
-            return self._compiled[_key(parts[0])](state, parts[0])
+            return self._compiled[_key(batches[0])](state, parts[0])
         total = self._zero(state)[0]
-        for part in parts:
-            total, _ = self._compiled[_key(part)](total, state, part)
+        for batch, part in zip(batches, parts, strict=True):
+            total, _ = self._compiled[_key(batch)](total, state, part)
         return self._apply(state, total)
 
     def evaluate(self, state: TrainState, batch: Batch) -> LossSums:
@@ -126,4 +126,5 @@ class Programs:
 
 
 def _key(batch: Batch) -> tuple[Any, ...]:
+    """Returns the shape of a batch on the host, before its rows are split."""
     return batch.source.shape, batch.target_in.shape
