@@ -68,28 +68,45 @@ def search(
 
     So a beam that got another one's state gets wrong logits. `alpha` takes the place
     of the options' own: it is traced, so that it is compiled only once. A beam that
-    has `tokens` attends to the source by `attention[b, last token]`, `[B, V, S]`.
+    has `tokens` attends to the source by `attention[b, last token]`, `[B, V, S]`. The
+    last half of the sources goes on alone.
     """
     sources, nodes, vocab_size = tables.shape
-    row = jnp.arange(sources * width(options, nbest)) // width(options, nbest)
+    beams = width(options, nbest)
     weights = jnp.asarray(weights_of(vocab_size, max_length, nodes), jnp.int32)
 
-    def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        past, index, _ = state  # [N, L, 1], []
-        past = jax.lax.dynamic_update_index_in_dim(past, tokens[:, None], index, 1)
-        prefix = past[:, 1:, 0] + 1
-        seen = jnp.arange(max_length - 1) < index
-        node = jnp.where(seen, prefix * weights[: max_length - 1], 0).sum(axis=1)
-        node = jnp.where(past[:, 0, 0] == BOS, node % nodes, -1)
-        logits = jnp.where(node[:, None] >= 0, tables[row, node], jnp.nan)
-        attended = None if attention is None else attention[row, tokens % vocab_size]
-        return logits, (past, index + 1, attended)
+    def step_of(source: jax.Array) -> Any:
+        row = jnp.repeat(source, beams)
 
-    past = jnp.zeros((len(row), max_length, 1), jnp.int32)
-    attended = None if attention is None else attention[row, 0]
+        def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+            past, index, _ = state  # [N, L, 1], []
+            past = jax.lax.dynamic_update_index_in_dim(past, tokens[:, None], index, 1)
+            prefix = past[:, 1:, 0] + 1
+            seen = jnp.arange(max_length - 1) < index
+            node = jnp.where(seen, prefix * weights[: max_length - 1], 0).sum(axis=1)
+            node = jnp.where(past[:, 0, 0] == BOS, node % nodes, -1)
+            logits = jnp.where(node[:, None] >= 0, tables[row, node], jnp.nan)
+            return logits, (past, index + 1, attended(row, tokens % vocab_size))
+
+        return step
+
+    def attended(row: jax.Array, token: jax.Array | int) -> jax.Array | None:
+        return None if attention is None else attention[row, token]
+
+    def narrow(source: jax.Array) -> tuple[Any, Any]:
+        rows = (source[:, None] * beams + jnp.arange(beams)).reshape(-1)
+
+        def take(state: Any) -> Any:
+            return jax.tree.map(lambda x: x[rows] if x.ndim else x, state)
+
+        return step_of(source), take
+
+    every = jnp.arange(sources)
+    past = jnp.zeros((sources * beams, max_length, 1), jnp.int32)
+    start = past, jnp.zeros((), jnp.int32), attended(jnp.repeat(every, beams), 0)
     return run_search(
-        step,
-        (past, jnp.zeros((), jnp.int32), attended),
+        step_of(every),
+        start,
         limits,
         dataclasses.replace(options, alpha=alpha),
         max_length=max_length,
@@ -97,6 +114,8 @@ def search(
         eos_id=EOS,
         banned_ids=banned,
         nbest=nbest,
+        few=sources // 2,
+        narrow=narrow if sources > 1 else None,
         prefix=prefix,
         keys=keys,
         attention=(lambda state: state[2]) if attends else None,

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import doctest
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -30,6 +31,7 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batching import Batch
 from transformer_jax.data.tokenizer import EOS_ID, Tokenizer
 from transformer_jax.data.vocabularies import Vocabularies
+from transformer_jax.decode import programs
 from transformer_jax.decode import search as search_module
 from transformer_jax.decode.choice import IMPOSSIBLE, Prefix, draw
 from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
@@ -342,6 +344,11 @@ def products(jaxpr: Any) -> collections.Counter[int]:
     return +collections.Counter(n for e in equations(jaxpr) if (n := flops(e)))
 
 
+def products_of_loop(loop: Any) -> collections.Counter[int]:
+    """Returns the work of the products of one round."""
+    return products(loop.params["body_jaxpr"].jaxpr)
+
+
 def abstract(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
@@ -378,7 +385,7 @@ def test_a_step_works_on_the_new_token_alone() -> None:
         loops = [e for e in equations(whole) if e.primitive.name == "while"]
         rest = products(whole)
         for loop, most in zip(loops, room, strict=True):
-            in_loop = products(loop.params["body_jaxpr"].jaxpr)
+            in_loop = products_of_loop(loop)
             rest -= in_loop
             steps[length, most] = sum(in_loop.elements())
         assert rest == products(encoder)
@@ -389,6 +396,43 @@ def test_a_step_works_on_the_new_token_alone() -> None:
     assert steps[8, 32] - steps[8, 16] == position * (32 - 16) * beams
     assert steps[8, 80] - steps[8, 16] == position * (80 - 16) * beams
     assert steps[24, 16] - steps[8, 16] == position * (24 - 8)
+
+
+def test_the_last_sources_go_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of 16; all that belongs to a source goes with them, and nothing changes."""
+    rng, rows, length, vocab_size = np.random.default_rng(3), 16, 6, 50
+    other = dataclasses.replace(SMALL, d_model=12, num_heads=3, num_layers=2)
+    models = [Transformer(config, vocab_size) for config in (SMALL, other)]
+    params = [weights(config, vocab_size, 1) for config in (SMALL, other)]
+    last = np.arange(rows) % 5 == 2
+    batch = DecodeBatch(
+        source=rng.integers(4, vocab_size, (rows, length)).astype(np.int32),
+        source_length=rng.integers(2, length + 1, rows).astype(np.int32),
+        limits=np.where(last, 14, 6).astype(np.int32),
+        seeds=np.arange(rows, dtype=np.uint32),
+        prefix=rng.integers(4, vocab_size, (rows, 3)).astype(np.int32),
+        prefix_length=rng.integers(0, 3, rows).astype(np.int32),
+    )
+    for options in (
+        DecodeConfig(beam_size=3, min_length=10, coverage=0.2),
+        DecodeConfig(sample=True, min_length=10),
+    ):
+        found = []
+        for worth, loops in ((rows + 1, 1), (rows, 2)):
+            monkeypatch.setattr(programs, "WORTH", worth)
+            run = make_search(models, options, 14, 3, True)
+            program = jax.make_jaxpr(run)(params, batch)
+            whiles = [e for e in equations(program) if e.primitive.name == "while"]
+            assert sum(bool(products_of_loop(loop)) for loop in whiles) == loops
+            found.append(jax.device_get(jax.jit(run)(params, batch)))
+        together, alone = found
+        assert (alone.length[last] >= 10).all() and alone.length[~last].max() == 6
+        np.testing.assert_array_equal(alone.tokens, together.tokens)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, atol=1e-5, rtol=1e-5),
+            alone,
+            together,
+        )
 
 
 def largest_with(vocab_size: int, jaxpr: Any) -> int:

@@ -17,15 +17,25 @@ from transformer_jax.decode.choice import Prefix
 from transformer_jax.decode.search import (
     GrowFn,
     Hypotheses,
+    NarrowFn,
     StepFn,
     rooms,
     search,
     width,
 )
 from transformer_jax.model.masks import padding_mask
-from transformer_jax.model.transformer import Cache, Transformer, with_room
+from transformer_jax.model.transformer import (
+    Cache,
+    Transformer,
+    of_sources,
+    with_room,
+)
 
 Params = Sequence[Any]  # of each model
+
+# When so many times fewer sources are left, they go on alone; and least number of rows
+# for which another loop is worth compiling.
+SHRINK, WORTH = 4, 16
 
 
 class DecodeBatch(NamedTuple):
@@ -45,6 +55,7 @@ def make_search(
     max_length: int,
     nbest: int,
     with_attention: bool,
+    batch_shards: int = 1,
 ) -> Callable[[Params, DecodeBatch], Hypotheses]:
     """Returns the search as a function of parameters and a batch.
 
@@ -55,20 +66,26 @@ def make_search(
         nbest: hypotheses that will be read.
         with_attention: whether hypotheses get their attention to the source: means over
             the heads of the last layer's cross-attention, and over the models.
+        batch_shards: parts of the batch that lie on other devices.
     """
     attends = with_attention or options.coverage > 0
 
     def run(params: Params, batch: DecodeBatch) -> Hypotheses:
-        beams = width(options, nbest)
-        room = rooms(max_length)[0]
-        step, state, grow = make_step(models, params, batch, beams, room, attends)
+        rows = batch.source.shape[0]
+        few = rows // SHRINK if rows >= WORTH else 0
+        if few % batch_shards:
+            few = 0
+        caches = start(models, params, batch, width(options, nbest), max_length)
+        steps = make_steps(models, params, caches, max_length, attends)
         forced = batch.prefix.shape[1] > 0
         found = search(
-            step,
-            state,
+            steps.step,
+            steps.state,
             batch.limits,
             options,
-            grow=grow,
+            grow=steps.grow,
+            few=few,
+            narrow=steps.narrow if few else None,
             max_length=max_length,
             bos_id=BOS_ID,
             eos_id=EOS_ID,
@@ -84,38 +101,50 @@ def make_search(
     return run
 
 
-def make_step(
+def start(
     models: Sequence[Transformer],
     params: Params,
     batch: DecodeBatch,
     beams: int,
-    room: int,
+    max_length: int,
+) -> list[Cache]:
+    """Encodes the sources; returns each model's cache, with the first of its rooms."""
+    caches, length = [], rooms(max_length)[0]
+    for model, weights in zip(models, params, strict=True):
+        variables, given = {"params": weights}, (batch.source, batch.source_length)
+        memory = model.apply(variables, *given, method="encode")
+        cache = model.apply(variables, memory, beams, length, method="init_cache")
+        caches.append(cache)
+    return caches
+
+
+class Steps(NamedTuple):
+    """A step of all models, as `search` wants it."""
+
+    step: StepFn
+    state: Any
+    grow: GrowFn
+    narrow: NarrowFn
+
+
+def make_steps(
+    models: Sequence[Transformer],
+    params: Params,
+    caches: Sequence[Cache],
+    max_length: int,
     attends: bool,
-) -> tuple[StepFn, Any, GrowFn]:
-    """Encodes the sources; returns the step function and the state before it.
+) -> Steps:
+    """Returns the step function, the state before it, and what changes the state.
 
     The state is the growing part of each model's cache and, if `attends`, how the last
-    step attended to the source, `[R * beams, S]`. It has room for `room` tokens; the
-    last of what is returned gives it more.
+    step attended to the source, `[R * beams, S]`.
     """
-    caches = []
-    for model, weights in zip(models, params, strict=True):
-        variables = {"params": weights}
-        memory = model.apply(
-            variables, batch.source, batch.source_length, method="encode"
-        )
-        caches.append(model.apply(variables, memory, beams, room, method="init_cache"))
 
     def with_pasts(pasts: Any) -> list[Cache]:
         return [
             cache.replace(past=past, slots=slots, index=index)
             for cache, (past, slots, index) in zip(caches, pasts, strict=True)
         ]
-
-    def grow(state: Any, room: int) -> Any:
-        pasts, attended = state
-        grown = tuple(_past(with_room(cache, room)) for cache in with_pasts(pasts))
-        return grown, attended
 
     def step(tokens: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         logits, pasts, attention = [], [], []
@@ -136,10 +165,25 @@ def make_step(
         attended = sum(attention) / len(models) if attends else None
         return mean_probability(logits), (tuple(pasts), attended)
 
-    pasts = tuple(map(_past, caches))
-    rows, positions = batch.source.shape[0] * beams, batch.source.shape[1]
+    def grow(state: Any, room: int) -> Any:
+        pasts, attended = state
+        grown = tuple(_past(with_room(cache, room)) for cache in with_pasts(pasts))
+        return grown, attended
+
+    def narrow(index: jax.Array) -> tuple[StepFn, Callable[[Any], Any]]:
+        part = [of_sources(cache, index) for cache in caches]
+        steps = make_steps(models, params, part, max_length, attends)
+
+        def take(state: Any) -> Any:
+            taken = [of_sources(cache, index) for cache in with_pasts(state[0])]
+            # How they attended is written anew by their next step.
+            return steps.grow((tuple(map(_past, taken)), steps.state[1]), max_length)
+
+        return steps.step, take
+
+    rows, positions = caches[0].slots.shape[0], caches[0].memory.mask.shape[2]
     attended = jnp.zeros((rows, positions), jnp.float32) if attends else None
-    return step, (pasts, attended), grow
+    return Steps(step, (tuple(map(_past, caches)), attended), grow, narrow)
 
 
 def _past(cache: Cache) -> Any:

@@ -41,6 +41,8 @@ every sequence, of which there is one "source" here:
 For what a Transformer's step and cache look like see `decode/programs.py`.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +59,7 @@ BLOCK = 256  # most entries that are first compared by their maximum alone
 State = Any
 StepFn = Callable[[jax.Array, State], tuple[jax.Array, State]]
 GrowFn = Callable[[State, int], State]
+NarrowFn = Callable[[jax.Array], tuple[StepFn, Callable[[State], State]]]
 
 
 class Hypotheses(flax.struct.PyTreeNode):
@@ -80,6 +83,15 @@ class Hypotheses(flax.struct.PyTreeNode):
     def take(self, index: jax.Array) -> "Hypotheses":
         """Returns the hypotheses at `index [B, K]` of each source."""
         return jax.tree.map(lambda x: take_beams(x, index), self)
+
+
+class _Sources(flax.struct.PyTreeNode):
+    """What `search` is told of each source."""
+
+    limits: jax.Array
+    prefix: Prefix | None
+    keys: jax.Array | None
+    source_mask: jax.Array | None
 
 
 def take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
@@ -111,6 +123,18 @@ def coverage_penalty(attention: jax.Array, source_mask: jax.Array) -> jax.Array:
     return jnp.where(source_mask[:, None], jnp.log(covered), 0.0).sum(axis=-1)
 
 
+def _score(
+    hypotheses: Hypotheses, sources: _Sources, options: DecodeConfig
+) -> jax.Array:
+    """Returns what each is worth, `[B, W] float32`; IMPOSSIBLE what does not exist."""
+    value = hypotheses.log_prob / length_penalty(hypotheses.length, options)
+    if options.coverage:
+        assert hypotheses.attention is not None and sources.source_mask is not None
+        covered = coverage_penalty(hypotheses.attention, sources.source_mask)
+        value += options.coverage * covered
+    return jnp.where(hypotheses.log_prob > IMPOSSIBLE, value, IMPOSSIBLE)
+
+
 def best_possible(
     log_prob: jax.Array, length: jax.Array, limit: jax.Array, options: DecodeConfig
 ) -> jax.Array:
@@ -128,6 +152,18 @@ def best_possible(
 
 
 # --- The loop -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rules:
+    """What `search` is told of all sources."""
+
+    options: DecodeConfig
+    bos_id: int
+    eos_id: int
+    banned_ids: Sequence[int]
+    nbest: int
+    attention: Callable[[State], jax.Array] | None
 
 
 class _Search(flax.struct.PyTreeNode):
@@ -169,6 +205,8 @@ def search(
     banned_ids: Sequence[int] = (),
     nbest: int = 1,
     grow: GrowFn | None = None,
+    few: int = 0,
+    narrow: NarrowFn | None = None,
     prefix: Prefix | None = None,
     keys: jax.Array | None = None,
     attention: Callable[[State], jax.Array] | None = None,
@@ -196,6 +234,9 @@ def search(
         nbest: how many hypotheses will be read, at most the beam size.
         grow: gives a state more room; `state` has it for the first of `rooms`. None
             where `state` has room for `max_length` tokens.
+        few: as soon as no more sources than these are left, they go on alone; 0: never.
+        narrow: maps `[few]` indices of sources to the step function of these alone, and
+            to a function that gives their part of a state, with room for `max_length`.
         prefix: what each source's hypotheses must begin with.
         keys: `[B]` random keys, one of each source; for sampling only.
         attention: reads off a state how the last step attended, `[B * W, S]`, rows
@@ -207,98 +248,146 @@ def search(
         Sampling: `nbest` in the order they were drawn. The score of those beyond what
         exists is at most IMPOSSIBLE.
     """
-    sources, beams = limits.shape[0], width(options, nbest)
+    beams = width(options, nbest)
     if not 1 <= nbest <= beams:
         raise ValueError(
             f"nbest is {nbest}; it must be from 1 to the beam size {beams}"
         )
+    sources = _Sources(limits, prefix, keys, source_mask)
+    rules = _Rules(options, bos_id, eos_id, banned_ids, nbest, attention)
+    begin = _begin(state, len(limits), max_length, rules)
+    room = rooms(max_length) if grow else [max_length]
 
-    def score(hypotheses: Hypotheses) -> jax.Array:
-        value = hypotheses.log_prob / length_penalty(hypotheses.length, options)
-        if options.coverage:
-            assert hypotheses.attention is not None and source_mask is not None
-            covered = coverage_penalty(hypotheses.attention, source_mask)
-            value += options.coverage * covered
-        return jnp.where(hypotheses.log_prob > IMPOSSIBLE, value, IMPOSSIBLE)
+    def leave(search: _Search) -> tuple[Hypotheses, Hypotheses, Any]:
+        if narrow is None:
+            return search.live, search.finished, None
+        left = jnp.argsort(search.done, stable=True)[:few]
+        take = narrow(left)[1]
+        part = jax.tree.map(lambda x: x[left], search.replace(length=None, state=None))
+        part = part.replace(length=search.length, state=take(search.state))
+        return search.live, search.finished, (left, part)
 
-    def advance(search: _Search) -> _Search:
-        before = jnp.maximum(search.length - 1, 0)
-        last = jnp.where(search.length == 0, bos_id, _column(search.live, before))
-        logits, state = step(last.reshape(-1), search.state)
-        log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-        log_probs = log_probs.reshape(sources, beams, -1)
-        allowed = allow(
-            log_probs, search.live.tokens, search.length, options, eos_id, banned_ids
+    advance = functools.partial(_advance, step, sources, rules)
+    live, finished, rest = _advance_till_few(advance, begin, room, grow, few, leave)
+    if narrow is not None:
+        left, part = rest
+        few_sources = jax.tree.map(lambda x: x[left], sources)
+        advance = functools.partial(_advance, narrow(left)[0], few_sources, rules)
+        part = jax.lax.while_loop(lambda s: ~s.done.all(), advance, part)
+        live, finished = jax.tree.map(
+            lambda whole, x: whole.at[left].set(x),
+            (live, finished),
+            (part.live, part.finished),
         )
-        if prefix is not None:
-            allowed = prefix.force(allowed, log_probs, search.length)
-        attended = attention(state).reshape(sources, beams, -1) if attention else None
-
-        if options.sample:
-            assert keys is not None
-            tokens = draw(keys, allowed, search.length, options)
-            parents = jnp.broadcast_to(jnp.arange(beams), (sources, beams))
-        else:
-            parents, tokens = _best_extensions(search.live, allowed)
-        candidates = _extend(search, allowed, attended, parents, tokens)
-        is_eos = _column(candidates, search.length) == eos_id
-        alive = jnp.where(is_eos, IMPOSSIBLE, candidates.log_prob)
-        ended = is_eos
-        if options.early_stop:
-            ended &= jnp.arange(ended.shape[1]) < beams
-        candidates = candidates.replace(
-            score=jnp.where(ended, score(candidates), IMPOSSIBLE)
-        )
-        if options.sample:
-            live = candidates.replace(log_prob=alive)
-            finished = _choose(
-                candidates.score > IMPOSSIBLE, candidates, search.finished
-            )
-        else:
-            order = jax.lax.top_k(alive, beams)[1]
-            live = candidates.replace(log_prob=alive).take(order)
-            if beams > 1:
-                state = _follow(state, take_beams(parents, order))
-            finished = _join(search.finished, candidates).best(beams)
-
-        length = search.length + 1
-        best_live = live.log_prob.max(axis=1)
-        done = (best_live <= IMPOSSIBLE) | (length >= limits)
-        if not options.sample:
-            bound = best_possible(best_live, length, limits, options)
-            done |= finished.score[:, nbest - 1] >= bound
-        if options.early_stop:
-            done |= (finished.score > IMPOSSIBLE).all(axis=1)
-        # A source that was done stays as it was, whatever else is in the batch.
-        stays = search.done[:, None]
-        return _Search(
-            length=length,
-            live=_choose(stays, search.live, live),
-            finished=_choose(stays, search.finished, finished),
-            done=search.done | done,
-            state=state,
-        )
-
-    attends = None if attention is None else jax.eval_shape(attention, state).shape[-1]
-    nothing = _nothing(sources, beams, max_length, attends)
-    start = nothing.log_prob
-    # One live beam to begin with, or all would be the same; but each sample is its own.
-    start = start.at[:, : beams if options.sample else 1].set(0.0)
-    live = nothing.replace(log_prob=start)
-    done = jnp.zeros(sources, bool)
-    end = _Search(jnp.zeros((), jnp.int32), live, nothing, done, state)
-    for room in rooms(max_length) if grow else [max_length]:
-        if grow:
-            end = end.replace(state=grow(end.state, room))
-
-        def goes_on(search: _Search, room: int = room) -> jax.Array:
-            return ~search.done.all() & (search.length < room)
-
-        end = jax.lax.while_loop(goes_on, advance, end)
-    is_there = end.finished.score > IMPOSSIBLE
+    is_there = finished.score > IMPOSSIBLE
     if not options.sample:
         is_there = is_there.any(axis=1, keepdims=True)
-    return _choose(is_there, end.finished, end.live.replace(score=score(end.live)))
+    live = live.replace(score=_score(live, sources, options))
+    return _choose(is_there, finished, live)
+
+
+def _begin(state: State, sources: int, max_length: int, rules: _Rules) -> _Search:
+    """Returns a search before its first step."""
+    options, attention = rules.options, rules.attention
+    beams = width(options, rules.nbest)
+    attends = None if attention is None else jax.eval_shape(attention, state).shape[-1]
+    nothing = _nothing(sources, beams, max_length, attends)
+    # One live beam to begin with, or all would be the same; but each sample is its own.
+    start = nothing.log_prob.at[:, : beams if options.sample else 1].set(0.0)
+    live, done = nothing.replace(log_prob=start), jnp.zeros(sources, bool)
+    return _Search(jnp.zeros((), jnp.int32), live, nothing, done, state)
+
+
+def _advance_till_few(
+    advance: Callable[[_Search], _Search],
+    search: _Search,
+    room: Sequence[int],
+    grow: GrowFn | None,
+    few: int,
+    leave: Callable[[_Search], Any],
+) -> Any:
+    """Advances until no more than `few` sources are left, and returns `leave` of that.
+
+    The state has room for the first of `room`, and gets the next when it needs it.
+    """
+
+    def goes_on(search: _Search) -> jax.Array:
+        return ((~search.done).sum() > few) & (search.length < room[0])
+
+    def go_on(search: _Search) -> Any:
+        assert grow is not None
+        search = search.replace(state=grow(search.state, room[1]))
+        return _advance_till_few(advance, search, room[1:], grow, few, leave)
+
+    search = jax.lax.while_loop(goes_on, advance, search)
+    if len(room) == 1:
+        return leave(search)
+    return jax.lax.cond((~search.done).sum() > few, go_on, leave, search)
+
+
+def _advance(
+    step: StepFn, sources: _Sources, rules: _Rules, search: _Search
+) -> _Search:
+    """Makes one step of all sources."""
+    options, beams = rules.options, search.live.log_prob.shape[1]
+    before = jnp.maximum(search.length - 1, 0)
+    last = jnp.where(search.length == 0, rules.bos_id, _column(search.live, before))
+    logits, state = step(last.reshape(-1), search.state)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    log_probs = log_probs.reshape(*last.shape, -1)
+    allowed = allow(
+        log_probs,
+        search.live.tokens,
+        search.length,
+        options,
+        rules.eos_id,
+        rules.banned_ids,
+    )
+    if sources.prefix is not None:
+        allowed = sources.prefix.force(allowed, log_probs, search.length)
+    attended = rules.attention(state) if rules.attention else None
+
+    if options.sample:
+        assert sources.keys is not None
+        tokens = draw(sources.keys, allowed, search.length, options)
+        parents = jnp.broadcast_to(jnp.arange(beams), tokens.shape)
+    else:
+        parents, tokens = _best_extensions(search.live, allowed)
+    candidates = _extend(search, allowed, attended, parents, tokens)
+    is_eos = _column(candidates, search.length) == rules.eos_id
+    alive = jnp.where(is_eos, IMPOSSIBLE, candidates.log_prob)
+    ended = is_eos
+    if options.early_stop:
+        ended &= jnp.arange(ended.shape[1]) < beams
+    score = jnp.where(ended, _score(candidates, sources, options), IMPOSSIBLE)
+    candidates = candidates.replace(score=score)
+    if options.sample:
+        live = candidates.replace(log_prob=alive)
+        finished = _choose(score > IMPOSSIBLE, candidates, search.finished)
+    else:
+        order = jax.lax.top_k(alive, beams)[1]
+        live = candidates.replace(log_prob=alive).take(order)
+        if beams > 1:
+            state = _follow(state, take_beams(parents, order))
+        finished = _join(search.finished, candidates).best(beams)
+
+    length = search.length + 1
+    best_live = live.log_prob.max(axis=1)
+    done = (best_live <= IMPOSSIBLE) | (length >= sources.limits)
+    if not options.sample:
+        bound = best_possible(best_live, length, sources.limits, options)
+        done |= finished.score[:, rules.nbest - 1] >= bound
+    if options.early_stop:
+        done |= (finished.score > IMPOSSIBLE).all(axis=1)
+    # A source that was done stays as it was, whatever else is in the batch.
+    stays = search.done[:, None]
+    return _Search(
+        length=length,
+        live=_choose(stays, search.live, live),
+        finished=_choose(stays, search.finished, finished),
+        done=search.done | done,
+        state=state,
+    )
 
 
 # --- Its pieces -----------------------------------------------------------------
@@ -389,6 +478,7 @@ def _extend(
         return jax.lax.dynamic_update_index_in_dim(array, values, search.length, 2)
 
     if attended is not None and extended.attention is not None:
+        attended = attended.reshape(sources, beams, -1)
         attended = write(extended.attention, take_beams(attended, parents))
     return extended.replace(
         tokens=write(extended.tokens, tokens),

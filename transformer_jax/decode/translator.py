@@ -272,7 +272,10 @@ class Translator:
         )
 
     def _compile_search(self, *settings: Any) -> Any:
-        return self._layout.compile(make_search(self.models, *settings))
+        shards = self._layout.batch_shards
+        return self._layout.compile(
+            make_search(self.models, *settings, batch_shards=shards)
+        )
 
     def _run(self, program: Any, batch: Any) -> Any:
         """Runs a program on a batch that is split over the devices."""

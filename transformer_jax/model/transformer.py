@@ -367,6 +367,23 @@ def with_room(cache: Cache, length: int) -> Cache:
     return cache.replace(past=past, slots=pad(cache.slots, 1, more))
 
 
+def of_sources(cache: Cache, index: jax.Array) -> Cache:
+    """Returns the part of `cache` that is of the sources at `index [K]`."""
+    memory = cache.memory
+
+    def take(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x[index], tree)
+
+    slots = cache.slots.reshape(len(memory.mask), -1, cache.slots.shape[1])
+    return cache.replace(
+        memory=memory.replace(
+            keys_values=take(memory.keys_values), mask=take(memory.mask)
+        ),
+        past=take(cache.past),
+        slots=take(slots).reshape(-1, slots.shape[2]),
+    )
+
+
 def param_axes(model: Transformer) -> Any:
     """Returns the logical axis names of every parameter, as PartitionSpecs."""
     tokens, length = jnp.zeros((1, 2), jnp.int32), jnp.ones((1,), jnp.int32)
