@@ -190,11 +190,16 @@ def test_initial_values() -> None:
     x = jnp.ones((1, 2, 64))
     feed = init(FeedForward(config, FLOAT32), x)
     attention = init(
-        MultiHeadAttention(config, FLOAT32), x, method=lambda m, x: m.project(x)
+        MultiHeadAttention(config, FLOAT32),
+        x,
+        method=lambda m, x: m(x, m.project(x), jnp.ones((1, 2, 2), bool)),
     )
-    # Xavier uniform, all heads taken together.
-    for layer, fans in ((feed["up"], 64 + 96), (attention["key"], 64 + 3 * 8)):
-        bound = math.sqrt(6 / fans)
+    # Xavier uniform, all heads taken together; half the variance on the way in.
+    heads = 64 + 3 * 8
+    layers = [(feed["up"], 6 / (64 + 96)), (attention["output"], 6 / (64 + 3 * 64))]
+    layers += [(attention[name], 3 / heads) for name in ("query", "key")]
+    for layer, square in [*layers, (attention["value"], 3 / (64 + 3 * 64))]:
+        bound = math.sqrt(square)
         assert 0.97 * bound < np.abs(layer["kernel"]).max() <= bound
         assert not np.any(layer["bias"])
     norm = init(layer_norm(config, FLOAT32), x)
