@@ -24,7 +24,7 @@ import numpy as np
 from transformer_jax.config import Config
 from transformer_jax.describe import describe
 from transformer_jax.errors import ConfigError, UserError
-from transformer_jax.machine import keep_memory
+from transformer_jax.machine import use_huge_pages
 
 ROOT = pathlib.Path(__file__).parents[1]
 STARTED = time.perf_counter()  # nearly the start of the process: JAX comes later
@@ -67,7 +67,7 @@ def positive(text: str) -> int:
 
 def run(main: Callable[[], None]) -> NoReturn:
     """Runs a driver as the program runs; a user's mistake is one line and code 2."""
-    keep_memory()
+    use_huge_pages()
     try:
         main()
     except UserError as error:

@@ -25,7 +25,7 @@ from transformer_jax.config import Config, DecodeConfig
 from transformer_jax.config_check import check_decode
 from transformer_jax.config_file import load, read_workdir
 from transformer_jax.errors import ConfigError, DataError, UserError
-from transformer_jax.machine import keep_memory
+from transformer_jax.machine import use_huge_pages
 from transformer_jax.streams import (
     as_json,
     as_lines,
@@ -49,7 +49,7 @@ _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 def program() -> NoReturn:
     """Runs the program as its own process."""
-    keep_memory()
+    use_huge_pages()
     code = main()
     sys.stdout.flush()
     if code == 2:
