@@ -28,9 +28,11 @@ ALLOWED = {
     "collectives": set(),
     "decode.mbr": set(),
     "decode.choice": {"config"},
-    "decode.search": {"config", "decode.choice"},
+    "decode.hypotheses": {"config", "decode.choice"},
+    "decode.search": {"config", "decode.choice", "decode.hypotheses"},
     "decode.programs": {
-        "config", "model", "decode.choice", "decode.search", BATCH, "data.tokenizer"
+        "config", "model", "decode.choice", "decode.hypotheses", "decode.search", BATCH,
+        "data.tokenizer",
     },
     "decode.translator": {
         "config", "config_check", "config_file", "model", "parallel", "checkpoint",

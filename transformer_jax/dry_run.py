@@ -23,7 +23,7 @@ from transformer_jax.errors import ConfigError
 from transformer_jax.model.transformer import Transformer
 from transformer_jax.train.optimizer import make_optimizer
 from transformer_jax.train.programs import Programs
-from transformer_jax.train.step import state_axes, state_shapes, sums_axes, zero_sums
+from transformer_jax.train.step import state_axes, state_shapes
 
 # What makes compiling quick; sizes and collectives are the same without it.
 _QUICKLY = {
@@ -101,8 +101,6 @@ def dry_run(config: Config) -> DryRun:
     optimizer = make_optimizer(config.train, model_config.d_model)
     axes = state_axes(model, optimizer)
     fresh = state_shapes(model, optimizer)
-    state = layout.outline(fresh, axes)
-    total = layout.outline(jax.eval_shape(zero_sums, fresh)[0], sums_axes(axes))
     shape = longest_shape(config.batch, model_config.max_length)
     batch = make_batch([], [], shape)
     if config.batch.packing:
@@ -112,14 +110,15 @@ def dry_run(config: Config) -> DryRun:
     programs = Programs(config, layout, model, optimizer, axes)
     compiled = [
         (times, program.compile(compiler_options=_QUICKLY))
-        for times, program in programs.lower(state, total, batch)
+        for times, program in programs.lower(batch)
     ]
     seconds = time.monotonic() - started
+    state = programs.state
     devices = len(layout.devices)
     split = layout.split_rows(batch)
     parts = devices if layout.axis_name else layout.batch_shards
     held = device_bytes(state) + sum(x.nbytes for x in jax.tree.leaves(split)) // parts
-    held += device_bytes(total) if config.train.accumulate > 1 else 0
+    held += device_bytes(programs.total) if config.train.accumulate > 1 else 0
     rows = split.source.size // shape.source
     forward = describe(config, length=shape.source).flops
     a_pair = forward.forward_source_token + forward.forward_target_token

@@ -17,8 +17,9 @@ import pytest
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decode.choice import IMPOSSIBLE, Prefix
-from transformer_jax.decode.search import Hypotheses, width
+from transformer_jax.decode.hypotheses import Hypotheses
 from transformer_jax.decode.search import search as run_search
+from transformer_jax.decode.search import width
 
 EOS, BOS = 1, 9
 ALPHAS = (-0.5, 0.0, 0.6, 1.0, 2.0)

@@ -24,7 +24,7 @@ from tables import (
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decode.choice import repeats
-from transformer_jax.decode.search import coverage_penalty
+from transformer_jax.decode.hypotheses import coverage_penalty
 
 VOCAB, LONG, HASHES, ROWS = 11, 9, 97, 60
 

@@ -24,7 +24,7 @@ from tables import (
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decode import search as search_module
-from transformer_jax.decode.search import best_possible, length_penalty
+from transformer_jax.decode.hypotheses import best_possible, length_penalty
 from transformer_jax.decode.search import search as run_search
 
 FOUR = DecodeConfig(beam_size=4)

@@ -124,7 +124,7 @@ def test_ten_updates_are_those_of_one_device(name, fresh, expected, programs):
     """Loss, gradient norm and state after each update; dropout is on."""
     layout, axes, found = programs(name)
     state = layout.place(fresh, axes)
-    found.compile(state, batches(1)[0])
+    found.compile(batches(1)[0])
     for batch, (_, wanted) in zip(batches(STEPS), expected, strict=True):
         state, metrics = found.update(state, [batch])
         close(layout.fetch(metrics), wanted, 2e-5)
@@ -173,10 +173,10 @@ def test_an_update_of_several_batches_is_one_of_a_large_batch(
     parts = batches(6)
     assert len({int(part.target_length.sum()) for part in parts}) > 3
     state = layout.place(fresh, axes)
-    found.compile(state, parts[0])
+    found.compile(parts[0])
     _, _, whole = programs("pmap 1")
     whole_state = whole._layout.place(fresh)
-    whole.compile(whole_state, joined(parts[:3]))
+    whole.compile(joined(parts[:3]))
     for some in (parts[:3], parts[3:]):
         state, metrics = found.update(state, some)
         whole_state, wanted = whole.update(whole_state, [joined(some)])
@@ -189,7 +189,7 @@ def test_each_batch_of_an_update_drops_out_other_units(fresh, programs):
     layout, axes, found = programs("pmap 1", accumulate=2)
     batch = batches(1)[0]
     state = layout.place(fresh, axes)
-    found.compile(state, batch)
+    found.compile(batch)
     zero = found._zero(state)[0]
     program = found._compiled[next(iter(found._compiled))]
     once, _ = program(zero, state, layout.split_rows(batch))
@@ -211,7 +211,7 @@ def device_shapes(text: str) -> set[tuple[int, ...]]:
 def test_state_and_activations_are_split_over_the_mesh(fresh, programs):
     layout, axes, found = programs("mesh 2x2x2")
     state = layout.place(fresh, axes)
-    found.compile(state, batches(1)[0])
+    found.compile(batches(1)[0])
     (program,) = found._compiled.values()
     specs = {
         jax.tree_util.keystr(path, simple=True, separator="/"): leaf.sharding.spec

@@ -14,9 +14,9 @@ from transformer_jax.config import DecodeConfig, ModelConfig
 from transformer_jax.data.batching import Batch
 from transformer_jax.data.tokenizer import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from transformer_jax.decode.choice import Prefix
+from transformer_jax.decode.hypotheses import Hypotheses
 from transformer_jax.decode.search import (
     GrowFn,
-    Hypotheses,
     NarrowFn,
     StepFn,
     rooms,

@@ -9,12 +9,8 @@ Knows no model and no tokenizer, only what a step does:
 reordered; all others are shared by the beams of a source and stay as they are. What
 never changes, such as the encoder's output, is closed over by `step`.
 
-A hypothesis of n tokens, EOS included, scores log P / penalty(n), with the penalty
-((5 + n) / 6)^alpha of Wu et al. 2016 (equation 14) or n^alpha, plus coverage times
-sum_i log min(1, sum_j a_ij) if source positions i are to be attended to. The same
-formula holds for one that is cut at its limit without EOS; such a one is used only
-where no hypothesis finished. log P is always the model's own, whatever is banned,
-forced or left out of a draw.
+What a hypothesis scores is said in `hypotheses.py`. One that is cut at its limit
+without EOS is used only where no hypothesis finished.
 
 A whole example, with a table of what follows what as the model. Token 0 begins and ends
 every sequence, of which there is one "source" here:
@@ -52,6 +48,16 @@ import jax.numpy as jnp
 
 from transformer_jax.config import DecodeConfig
 from transformer_jax.decode.choice import IMPOSSIBLE, Prefix, allow, draw
+from transformer_jax.decode.hypotheses import (
+    Hypotheses,
+    best_possible,
+    hypothesis_scores,
+    join,
+    no_hypotheses,
+    select,
+    take_beams,
+    tokens_at,
+)
 
 ROOM = 32  # tokens that a state first has room for
 BLOCK = 256  # most entries that are first compared by their maximum alone
@@ -62,29 +68,6 @@ GrowFn = Callable[[State, int], State]
 NarrowFn = Callable[[jax.Array], tuple[StepFn, Callable[[State], State]]]
 
 
-class Hypotheses(flax.struct.PyTreeNode):
-    """Hypotheses of each source. B sources, W beams, L positions, S source positions.
-
-    What lies beyond a hypothesis's length is zero.
-    """
-
-    tokens: jax.Array  # [B, W, L] int32
-    length: jax.Array  # [B, W] int32, EOS included
-    log_prob: jax.Array  # [B, W] float32, sum over the tokens, EOS included
-    score: jax.Array  # [B, W] float32; IMPOSSIBLE or less where there is none
-    token_log_probs: jax.Array  # [B, W, L] float32, whose sum is log_prob
-    attention: jax.Array | None  # [B, W, L, S] float32, if it was asked for
-
-    def best(self, count: int) -> "Hypotheses":
-        """Returns the `count` of highest score, earlier ones first on ties."""
-        _, order = jax.lax.top_k(self.score, count)
-        return self.take(order)
-
-    def take(self, index: jax.Array) -> "Hypotheses":
-        """Returns the hypotheses at `index [B, K]` of each source."""
-        return jax.tree.map(lambda x: take_beams(x, index), self)
-
-
 class _Sources(flax.struct.PyTreeNode):
     """What `search` is told of each source."""
 
@@ -92,63 +75,6 @@ class _Sources(flax.struct.PyTreeNode):
     prefix: Prefix | None
     keys: jax.Array | None
     source_mask: jax.Array | None
-
-
-def take_beams(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns `x[b, index[b]]` of each b: `[B, W, ...]`, `[B, K]` to `[B, K, ...]`."""
-    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), 1)
-
-
-# --- Scores ---------------------------------------------------------------------
-
-
-def length_penalty(length: jax.Array | int, options: DecodeConfig) -> jax.Array:
-    """Returns ((5 + length) / 6)^alpha, or length^alpha, float32."""
-    n = jnp.asarray(length, jnp.float32)
-    return (n if options.penalty == "length" else (5.0 + n) / 6.0) ** options.alpha
-
-
-def coverage_penalty(attention: jax.Array, source_mask: jax.Array) -> jax.Array:
-    """Returns sum_i log min(1, sum_j a_ij) over real source positions, at most 0.
-
-    Args:
-        attention: a, `[B, W, L, S] float32`, zero beyond a hypothesis's length.
-        source_mask: `[B, S] bool`, the positions that are to be covered.
-
-    Returns:
-        `[B, W] float32` (Wu et al. 2016, equation 14).
-    """
-    # Attention that underflows to 0 would give minus infinity.
-    covered = jnp.clip(attention.sum(axis=2), 1e-9, 1.0)
-    return jnp.where(source_mask[:, None], jnp.log(covered), 0.0).sum(axis=-1)
-
-
-def _score(
-    hypotheses: Hypotheses, sources: _Sources, options: DecodeConfig
-) -> jax.Array:
-    """Returns what each is worth, `[B, W] float32`; IMPOSSIBLE what does not exist."""
-    value = hypotheses.log_prob / length_penalty(hypotheses.length, options)
-    if options.coverage:
-        assert hypotheses.attention is not None and sources.source_mask is not None
-        covered = coverage_penalty(hypotheses.attention, sources.source_mask)
-        value += options.coverage * covered
-    return jnp.where(hypotheses.log_prob > IMPOSSIBLE, value, IMPOSSIBLE)
-
-
-def best_possible(
-    log_prob: jax.Array, length: jax.Array, limit: jax.Array, options: DecodeConfig
-) -> jax.Array:
-    """Returns the highest score that a live hypothesis can still end with.
-
-    It can lose log-probability only, and end at any length from `length + 1` to
-    `limit`. A log-probability is negative, so the largest penalty gives the best
-    score: the one at the limit if alpha is positive, at `length + 1` if negative.
-    Coverage never adds to a score.
-    """
-    largest = jnp.maximum(
-        length_penalty(length + 1, options), length_penalty(limit, options)
-    )
-    return log_prob / largest
 
 
 # --- The loop -------------------------------------------------------------------
@@ -282,8 +208,8 @@ def search(
     is_there = finished.score > IMPOSSIBLE
     if not options.sample:
         is_there = is_there.any(axis=1, keepdims=True)
-    live = live.replace(score=_score(live, sources, options))
-    return _choose(is_there, finished, live)
+    live = live.replace(score=hypothesis_scores(live, sources.source_mask, options))
+    return select(is_there, finished, live)
 
 
 def _begin(state: State, sources: int, max_length: int, rules: _Rules) -> _Search:
@@ -291,7 +217,7 @@ def _begin(state: State, sources: int, max_length: int, rules: _Rules) -> _Searc
     options, attention = rules.options, rules.attention
     beams = width(options, rules.nbest)
     attends = None if attention is None else jax.eval_shape(attention, state).shape[-1]
-    nothing = _nothing(sources, beams, max_length, attends)
+    nothing = no_hypotheses(sources, beams, max_length, attends)
     # One live beam to begin with, or all would be the same; but each sample is its own.
     start = nothing.log_prob.at[:, : beams if options.sample else 1].set(0.0)
     live, done = nothing.replace(log_prob=start), jnp.zeros(sources, bool)
@@ -331,7 +257,7 @@ def _advance(
     """Makes one step of all sources."""
     options, beams = rules.options, search.live.log_prob.shape[1]
     before = jnp.maximum(search.length - 1, 0)
-    last = jnp.where(search.length == 0, rules.bos_id, _column(search.live, before))
+    last = jnp.where(search.length == 0, rules.bos_id, tokens_at(search.live, before))
     logits, state = step(last.reshape(-1), search.state)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     log_probs = log_probs.reshape(*last.shape, -1)
@@ -354,22 +280,23 @@ def _advance(
     else:
         parents, tokens = _best_extensions(search.live, allowed)
     candidates = _extend(search, allowed, attended, parents, tokens)
-    is_eos = _column(candidates, search.length) == rules.eos_id
+    is_eos = tokens_at(candidates, search.length) == rules.eos_id
     alive = jnp.where(is_eos, IMPOSSIBLE, candidates.log_prob)
     ended = is_eos
     if options.early_stop:
         ended &= jnp.arange(ended.shape[1]) < beams
-    score = jnp.where(ended, _score(candidates, sources, options), IMPOSSIBLE)
+    score = hypothesis_scores(candidates, sources.source_mask, options)
+    score = jnp.where(ended, score, IMPOSSIBLE)
     candidates = candidates.replace(score=score)
     if options.sample:
         live = candidates.replace(log_prob=alive)
-        finished = _choose(score > IMPOSSIBLE, candidates, search.finished)
+        finished = select(score > IMPOSSIBLE, candidates, search.finished)
     else:
         order = jax.lax.top_k(alive, beams)[1]
         live = candidates.replace(log_prob=alive).take(order)
         if beams > 1:
             state = _follow(state, take_beams(parents, order))
-        finished = _join(search.finished, candidates).best(beams)
+        finished = join(search.finished, candidates).best(beams)
 
     length = search.length + 1
     best_live = live.log_prob.max(axis=1)
@@ -383,50 +310,14 @@ def _advance(
     stays = search.done[:, None]
     return _Search(
         length=length,
-        live=_choose(stays, search.live, live),
-        finished=_choose(stays, search.finished, finished),
+        live=select(stays, search.live, live),
+        finished=select(stays, search.finished, finished),
         done=search.done | done,
         state=state,
     )
 
 
 # --- Its pieces -----------------------------------------------------------------
-
-
-def _column(hypotheses: Hypotheses, position: jax.Array) -> jax.Array:
-    """Returns the tokens at `position`, `[B, W] int32`."""
-    return jax.lax.dynamic_index_in_dim(hypotheses.tokens, position, 2, keepdims=False)
-
-
-def _choose(condition: jax.Array, one: Hypotheses, other: Hypotheses) -> Hypotheses:
-    """Returns `one` where `condition [B, W or 1]` holds, else `other`."""
-    return jax.tree.map(
-        lambda a, b: jnp.where(
-            condition.reshape(*condition.shape, *(1,) * (a.ndim - 2)), a, b
-        ),
-        one,
-        other,
-    )
-
-
-def _join(one: Hypotheses, other: Hypotheses) -> Hypotheses:
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), one, other)
-
-
-def _nothing(
-    sources: int, beams: int, max_length: int, attends: int | None
-) -> Hypotheses:
-    """Returns hypotheses that do not exist."""
-    shape = (sources, beams)
-    impossible = jnp.full(shape, IMPOSSIBLE, jnp.float32)
-    return Hypotheses(
-        tokens=jnp.zeros((*shape, max_length), jnp.int32),
-        length=jnp.zeros(shape, jnp.int32),
-        log_prob=impossible,
-        score=impossible,
-        token_log_probs=jnp.zeros((*shape, max_length), jnp.float32),
-        attention=None if attends is None else jnp.zeros((*shape, max_length, attends)),
-    )
 
 
 def _best_extensions(

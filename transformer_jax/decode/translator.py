@@ -25,9 +25,9 @@ from transformer_jax.data import batching
 from transformer_jax.data.tokenizer import EOS_ID
 from transformer_jax.data.vocabularies import SIDES, Vocabularies, model_files
 from transformer_jax.decode.choice import IMPOSSIBLE
+from transformer_jax.decode.hypotheses import Hypotheses
 from transformer_jax.decode.mbr import expected_utilities
 from transformer_jax.decode.programs import DecodeBatch, make_score, make_search
-from transformer_jax.decode.search import Hypotheses
 from transformer_jax.errors import ConfigError, DataError
 from transformer_jax.model.transformer import Transformer, param_axes
 from transformer_jax.parallel import Layout

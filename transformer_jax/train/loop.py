@@ -104,11 +104,16 @@ class Trainer:
         self.compiled = 0  # shapes
 
     def restore(self) -> TrainState:
-        """Returns the newest checkpoint's state, or a fresh one; on the host."""
+        """Returns the newest checkpoint's state, or a fresh one; on the host.
+
+        The first update of a fresh one is compiled meanwhile.
+        """
         shapes = state_shapes(self.model, self.optimizer)
         like = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
         found = self.checkpoints.restore_newest(like.params, like.replace(params=None))
         if found is None:
+            # Its second half runs outside of Python, so there is time for both.
+            self.programs.begin(self.batches.batch(0))
             seed = self.config.train.seed
             return jax.device_get(init_state(self.model, self.optimizer, seed))
         _, params, training = found
@@ -139,9 +144,7 @@ class Trainer:
         training = host.replace(params=None)
         self.checkpoints.save(int(host.step), host.params, training, metrics or {})
 
-    def compile(
-        self, state: TrainState, batches: Sequence[Batch], progress: TrainProgress
-    ) -> float:
+    def compile(self, batches: Sequence[Batch], progress: TrainProgress) -> float:
         """Compiles the update for shapes that come for the first time.
 
         Each waits for its first batch, so that a run begins at once: tracing takes
@@ -154,7 +157,7 @@ class Trainer:
         for batch in batches:
             started = time.monotonic()
             self.hosts.at("compiling")
-            if not self.programs.compile(state, batch):
+            if not self.programs.compile(batch):
                 continue
             # Some transports give up on a process that comes half a minute later.
             self.hosts.gather("a compiled update", None)
@@ -371,7 +374,7 @@ def _run(
             asked = time.monotonic()
             some = list(itertools.islice(batches, config.accumulate))
             waited += time.monotonic() - asked
-            logged += trainer.compile(state, some, progress)
+            logged += trainer.compile(some, progress)
             hosts.at("in an update", step + 1)
             trainer.meter.add(some)
             with trace.update(step + 1, state):

@@ -2,8 +2,10 @@
 
 import functools
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import jax
 import optax
 
 from transformer_jax.config import Config
@@ -17,6 +19,7 @@ from transformer_jax.train.step import (
     add_batch,
     apply_sums,
     eval_step,
+    state_shapes,
     sums_axes,
     train_step,
     zero_sums,
@@ -24,7 +27,12 @@ from transformer_jax.train.step import (
 
 
 class Programs:
-    """What `train.step` defines, put on devices."""
+    """What `train.step` defines, put on devices.
+
+    Attributes:
+        state: shapes, types and places of `TrainState`.
+        total: those of `BatchSums`.
+    """
 
     def __init__(
         self,
@@ -44,6 +52,9 @@ class Programs:
             axes: logical axes of the state.
         """
         self._layout, self._accumulate = layout, config.train.accumulate
+        sums, fresh = sums_axes(axes), state_shapes(model, optimizer)
+        self.state = layout.outline(fresh, axes)
+        self.total = layout.outline(jax.eval_shape(zero_sums, fresh)[0], sums)
         shards, axis_name = layout.batch_shards, layout.axis_name
         train = config.train
         model = model.clone(
@@ -61,7 +72,7 @@ class Programs:
             whole = functools.partial(function, **options)
             return layout.compile(whole, axes, donate)
 
-        sums, accumulate = sums_axes(axes), self._accumulate
+        accumulate = self._accumulate
         self._step = put(train_step, axes, **last, **batch)
         self._zero = put(zero_sums, sums, donate=False)
         self._add = put(add_batch, sums, accumulate=accumulate, **batch)
@@ -69,8 +80,15 @@ class Programs:
         evaluation = {"model": model, "axis_name": axis_name, "shards": shards}
         self._evaluate = put(eval_step, None, donate=False, **evaluation)
         self._compiled: dict[Any, Any] = {}
+        self._begun: dict[Any, Future[Any]] = {}
+        self._worker = ThreadPoolExecutor(1)
 
-    def compile(self, state: TrainState, batch: Batch) -> bool:
+    def begin(self, batch: Batch) -> None:
+        """Traces what `compile` will be asked for; the rest goes on in a thread."""
+        lowered = self._lower(self._layout.split_rows(batch))
+        self._begun[_key(batch)] = self._worker.submit(lowered.compile)
+
+    def compile(self, batch: Batch) -> bool:
         """Compiles the update for the shape of `batch` (on the host).
 
         Returns:
@@ -78,31 +96,30 @@ class Programs:
         """
         if (key := _key(batch)) in self._compiled:
             return False
-        split = self._layout.split_rows(batch)
-        total = None if self._accumulate == 1 else self._zero(state)[0]
-        self._compiled[key] = self._lower(state, total, split).compile()
+        if key not in self._begun:
+            self.begin(batch)
+        self._compiled[key] = self._begun.pop(key).result()
         return True
 
-    def _lower(self, state: Any, total: Any, split: Batch) -> Any:
+    def _lower(self, split: Batch) -> Any:
         if self._accumulate == 1:
-            return self._step.lower(state, split)
-        return self._add.lower(total, state, split)
+            return self._step.lower(self.state, split)
+        return self._add.lower(self.total, self.state, split)
 
-    def lower(self, state: Any, total: Any, batch: Batch) -> list[tuple[int, Any]]:
+    def lower(self, batch: Batch) -> list[tuple[int, Any]]:
         """Returns what an update runs for the shape of `batch`, not yet compiled.
 
         Args:
-            state: of `TrainState`, as the layout's `outline` gives it.
-            total: of `BatchSums`, likewise.
             batch: on the host.
 
         Returns:
             Each program, and how often it runs.
         """
-        first = self._lower(state, total, self._layout.split_rows(batch))
+        first = self._lower(self._layout.split_rows(batch))
         if self._accumulate == 1:
             return [(1, first)]
-        return [(self._accumulate, first), (1, self._apply.lower(state, total))]
+        last = self._apply.lower(self.state, self.total)
+        return [(self._accumulate, first), (1, last)]
 
     def update(
         self, state: TrainState, batches: Sequence[Batch]
