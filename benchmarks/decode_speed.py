@@ -119,6 +119,8 @@ def measure_decoding(args: argparse.Namespace, folder: pathlib.Path) -> dict[str
         raise RuntimeError(f"{args.steps} steps were forced, but taken: {set(steps)}")
     times = []
     for repeat in range(args.repeats):
+        if repeat:
+            measure.beside(args.beside, repeat - 1)
         times.append(translate(translator, lines, decode)[0])
         measure.say(f"repeat {repeat + 1}: {len(lines) / times[-1]:,.2f} sentences/s")
     peak = measure.peak_memory()
@@ -157,7 +159,7 @@ def main() -> None:
     parser.add_argument("--steps", type=_steps, default="30", help="N, or natural")
     parser.add_argument("--sentences", type=measure.positive, default=256)
     parser.add_argument("--batch", type=measure.positive, default=64)
-    parser.add_argument("--repeats", type=measure.positive, default=5)
+    parser.add_repeats()
     parser.add_argument("--workdir", type=pathlib.Path, help="a trained run")
     parser.add_argument("--input", type=pathlib.Path, help="text for it to translate")
     args = parser.parse_overrides()

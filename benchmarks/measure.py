@@ -48,6 +48,17 @@ class Parser(argparse.ArgumentParser):
         """Raises ConfigError."""
         raise ConfigError(f"{message}; see {self.prog} --help")
 
+    def add_repeats(self) -> None:
+        """Adds how often to measure, and what is run between."""
+        self.add_argument("--repeats", type=positive, default=5)
+        self.add_argument(
+            "--beside",
+            action="append",
+            default=[],
+            metavar="COMMAND",
+            help="another toolkit's, to be run between repeats; several take turns",
+        )
+
     def parse_overrides(self) -> argparse.Namespace:
         """Parses the command line; `--config.a.b=value` flags are in `overrides`."""
         args, rest = self.parse_known_args()
@@ -63,6 +74,15 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def beside(commands: Sequence[str], number: int) -> None:
+    """Runs one of other toolkits' commands, number 0 first; it prints to stderr."""
+    if commands:
+        command = commands[number % len(commands)]
+        say(command)
+        done = subprocess.run(command, shell=True, stdout=sys.stderr)
+        say(f"ended with {done.returncode}")
 
 
 def run(main: Callable[[], None]) -> NoReturn:

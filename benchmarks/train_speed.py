@@ -134,6 +134,8 @@ def measure_training(args: argparse.Namespace, folder: pathlib.Path) -> dict[str
     peak = measure.peak_memory()
     rates = []
     for repeat in range(args.repeats):
+        if repeat:
+            measure.beside(args.beside, repeat - 1)
         state, seconds, _ = take_updates(trainer, state, args.updates)
         rates.append(counted / seconds)
         measure.say(f"repeat {repeat + 1}: {rates[-1]:,.0f} target tokens/s")
@@ -160,7 +162,7 @@ def main() -> None:
     parser.add_argument(
         "--updates", type=measure.positive, help="of each repeat (default: 24; base 12)"
     )
-    parser.add_argument("--repeats", type=measure.positive, default=5)
+    parser.add_repeats()
     args = parser.parse_overrides()
     args.updates = args.updates or UPDATES[args.shape]
     # Compile time is that of a first run.

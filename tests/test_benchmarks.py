@@ -137,7 +137,12 @@ def test_training_counts_every_token_of_an_epoch(own):
 @pytest.mark.parametrize("beam", [1, 4])
 def test_forced_steps_are_taken(own, beam):
     flags = "--shape=smoke", "--steps=30", f"--beam={beam}", "--sentences=5"
-    (found,) = lines(start("decode_speed", *flags, "--batch=4", "--repeats=2"))
+    others = "--beside=echo $((20 + 2))", "--beside=false"
+    done = start("decode_speed", *flags, "--batch=4", "--repeats=3", *others)
+    (found,) = lines(done)
+    told = [line.partition(":")[0] for line in done.stderr.splitlines()]
+    theirs = ["echo $((20 + 2))", "22", "ended with 0"], ["false", "ended with 1"]
+    assert told == ["repeat 1", *theirs[0], "repeat 2", *theirs[1], "repeat 3"]
     assert found["shortest_output"] == found["longest_output"] == 30
     assert found["output_tokens"] == 5 * 30 and found["source_tokens"] == 5 * 15
     config = load(f"{CONFIG}:smoke")
