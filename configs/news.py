@@ -45,9 +45,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.d_v = 32
     config.batch.tokens = 4096
     config.train.steps = 8_000
-    config.train.warmup_steps = 1_000
-    config.train.learning_rate = 0.003 * (config.model.d_model * 1_000) ** 0.5
+    config.train.warmup_steps = 2_000
+    config.train.learning_rate = 0.0025 * (config.model.d_model * 2_000) ** 0.5
     config.train.eval_every = 1_000
-    config.train.save_every = 250
-    config.train.keep_last = 10
+    config.train.save_every = 500
+    config.train.average_last = 10
     return config
