@@ -84,7 +84,7 @@ class Dropout(nn.Module):
         return jnp.where(keep, x / (1.0 - dropped / 2**16), 0).astype(x.dtype)
 
 
-# Compiled apart so that it is traced once for all layers: a third of their tracing.
+# Compiled apart so that it is traced once for all layers of a shape.
 @functools.partial(jax.jit, static_argnames="shape")
 def _random_bits(
     key: jax.Array, first: jax.Array | int, shape: tuple[int, ...]
