@@ -29,7 +29,7 @@ from reference import (
 from transformer_jax import config as configs
 from transformer_jax.config import ModelConfig
 from transformer_jax.model import layers
-from transformer_jax.model.attention import attention_weights
+from transformer_jax.model.attention import attention_weights, matrix_product
 from transformer_jax.model.layers import Embedding, FeedForward, layer_norm, sinusoid
 from transformer_jax.model.transformer import output_weights
 
@@ -172,6 +172,21 @@ def test_every_activation_has_its_equation() -> None:
 
 
 # --- Attention alone ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "axes"),
+    [((2, 3, 4), (4, 5), 1), ((2, 3, 4), (4, 5, 6), 1), ((2, 3, 4, 5), (4, 5, 6), 2)],
+)
+def test_products_of_layers_are_tensor_contractions(
+    x: tuple[int, ...], kernel: tuple[int, ...], axes: int
+) -> None:
+    rng = np.random.default_rng(0)
+    inputs, weights = rng.normal(size=x), rng.normal(size=kernel)
+    dimensions = (tuple(range(len(x) - axes, len(x))), tuple(range(axes))), ((), ())
+    y = matrix_product(jnp.asarray(inputs), jnp.asarray(weights), dimensions)
+    expected = np.tensordot(inputs, weights, axes)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_weights_are_a_softmax_over_visible_keys() -> None:

@@ -5,6 +5,9 @@ Legend of shapes, here and in the rest of `model`: B batch rows, N rows of a dec
 H num_heads, K d_k, E d_v, V vocabulary, L positions of a cache.
 """
 
+import math
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -35,6 +38,21 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.
     )
     scores = scores / jnp.sqrt(jnp.float32(query.shape[-1]))
     return jax.nn.softmax(jnp.where(mask[:, None], scores, MASKED), axis=-1)
+
+
+def matrix_product(
+    x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any
+) -> jax.Array:
+    """Contracts the last axes of `x` with the first ones of `kernel`, as two matrices.
+
+    It takes the place of `dot_general` in a layer: the same sums, and for a gradient a
+    CPU's compiler then turns none of its operands around.
+    """
+    (contracted, _), _ = dimensions
+    kept = x.ndim - len(contracted)
+    inner = math.prod(x.shape[kept:])
+    y = jnp.matmul(x.reshape(-1, inner), kernel.reshape(inner, -1), **options)
+    return y.reshape(*x.shape[:kept], *kernel.shape[len(contracted) :])
 
 
 class MultiHeadAttention(nn.Module):
@@ -69,6 +87,7 @@ class MultiHeadAttention(nn.Module):
         return nn.DenseGeneral(
             features=features,
             axis=axis,
+            dot_general=matrix_product,
             use_bias=self.config.attention_bias,
             dtype=self.dtype,
             kernel_init=nn.with_logical_partitioning(

@@ -14,7 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.attention import KeysValues, MultiHeadAttention
+from transformer_jax.model.attention import (
+    KeysValues,
+    MultiHeadAttention,
+    matrix_product,
+)
 from transformer_jax.model.axes import split
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -227,6 +231,7 @@ class FeedForward(nn.Module):
         return nn.Dense(
             features,
             dtype=self.dtype,
+            dot_general=matrix_product,
             kernel_init=nn.with_logical_partitioning(
                 nn.initializers.xavier_uniform(), names
             ),
