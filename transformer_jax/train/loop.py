@@ -78,10 +78,21 @@ class Trainer:
         report: Callable[[str], None],
         hosts: Hosts = ALONE,
     ) -> None:
-        """Builds model, optimizer and steps; nothing is compiled yet."""
+        """Builds model, optimizer and steps; nothing is compiled yet.
+
+        Raises:
+            ConfigError: a mesh does not divide a size, or the run is to stop by a
+                validation split that it has not.
+        """
         self.config, self.workdir, self.data = config, workdir, data
         self.hosts = hosts
         train = config.train
+        if train.early_stop_metric and "valid" not in self.data.splits:
+            raise ConfigError(
+                f"config.train.early_stop_metric is {train.early_stop_metric!r}, but "
+                "the corpus has no validation split; name one in config.data, or leave "
+                "the metric empty"
+            )
         source_size, size = (side.vocab_size for side in data.vocabularies)
         sizes = {source_size, size}
         parallel.require_divisible(config.parallel, config.model, sizes)
@@ -120,20 +131,9 @@ class Trainer:
         return training.replace(params=params)
 
     def ending(self, step: int) -> Ending:
-        """Returns the limits of a run that goes on from `step`; starts its clock.
-
-        Raises:
-            ConfigError: it is to stop by a validation split that it has not.
-        """
-        train = self.config.train
-        if train.early_stop_metric and "valid" not in self.data.splits:
-            raise ConfigError(
-                f"config.train.early_stop_metric is {train.early_stop_metric!r}, but "
-                "the corpus has no validation split; name one in config.data, or leave "
-                "the metric empty"
-            )
+        """Returns the limits of a run that goes on from `step`; starts its clock."""
         rows = read_rows(self.workdir, step) if step else []
-        return Ending(train, self.updates_per_epoch, rows)
+        return Ending(self.config.train, self.updates_per_epoch, rows)
 
     def save(self, state: TrainState, metrics: dict[str, float] | None = None) -> None:
         """Saves a state that lies on devices; the first process writes it."""
