@@ -421,10 +421,11 @@ def test_the_last_sources_go_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         for worth, loops in ((rows + 1, 1), (rows, 2)):
             monkeypatch.setattr(programs, "WORTH", worth)
             run = make_search(models, options, 14, 3, True)
-            program = jax.make_jaxpr(run)(params, batch)
-            whiles = [e for e in equations(program) if e.primitive.name == "while"]
+            traced = jax.jit(run).trace(params, batch)
+            whiles = [e for e in equations(traced.jaxpr) if e.primitive.name == "while"]
             assert sum(bool(products_of_loop(loop)) for loop in whiles) == loops
-            found.append(jax.device_get(jax.jit(run)(params, batch)))
+            search = traced.lower().compile()
+            found.append(jax.device_get(search(params, batch)))
         together, alone = found
         assert (alone.length[last] >= 10).all() and alone.length[~last].max() == 6
         np.testing.assert_array_equal(alone.tokens, together.tokens)
