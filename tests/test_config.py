@@ -211,6 +211,12 @@ SHARE = f"{TOKENIZER}.joint is false and config.model.share_embeddings true"
         ({"joint": False, "model_path": "a,b"}, False, ""),
         ({"joint": False, "source_vocab_size": 9}, False, ""),
         ({"joint": True, "model_path": "a"}, False, ""),
+        (
+            {"lowercase": True, "model_path": "a"},
+            True,
+            f"{TOKENIZER}.lowercase is of a",
+        ),
+        ({"lowercase": True}, True, ""),
     ],
 )
 def test_separate_vocabularies(fields, shared, fault):

@@ -9,6 +9,7 @@ import tiny
 
 from transformer_jax import parallel
 from transformer_jax.config import DecodeConfig
+from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.decode.translator import load_translator
 from transformer_jax.errors import DataError
 from transformer_jax.evaluate import evaluate, score_text
@@ -174,6 +175,14 @@ def test_every_sentence_counts_once_on_any_devices(trained, capsys, monkeypatch,
         assert reports[-1].pop("decode")["batch_size"] == size
     assert all(report == reports[0] for report in reports)
     assert reports[0]["sentences"] == {"valid": 7, "test": 9}[split]
+
+
+def test_lowercase_where_the_vocabulary_is(trained, capsys, monkeypatch):
+    """No hypothesis has capitals then, so those of references count for nothing."""
+    flags = "--split=test", "--checkpoint=8", "--paper"
+    asked = evaluation(trained, capsys, *flags, "--lowercase")
+    monkeypatch.setattr(Tokenizer, "lowercase", True)
+    assert evaluation(trained, capsys, *flags) == asked
 
 
 def test_evaluate_with_the_papers_number(trained, tmp_path, capsys):

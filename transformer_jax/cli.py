@@ -260,8 +260,9 @@ def _evaluate_on(args: argparse.Namespace, hosts: "Hosts") -> None:
         references = [target]
     decode = _decode_config(args, config)
     told = warn if hosts.first else lambda message: None
+    lowercase = args.lowercase or translator.vocabularies.target.lowercase
     score, hypotheses = evaluate(
-        translator, sources, references, decode, told, args.lowercase
+        translator, sources, references, decode, told, lowercase
     )
     if not hosts.first:
         return
@@ -269,7 +270,7 @@ def _evaluate_on(args: argparse.Namespace, hosts: "Hosts") -> None:
         "set": name,
         "direction": f"{config.data.source_lang}-{config.data.target_lang}",
         **dataclasses.asdict(score),
-        **_paper(hypotheses, references, config.data.target_lang, args),
+        **_paper(args, hypotheses, references, config.data.target_lang, lowercase),
         "workdirs": [str(workdir) for workdir in workdirs],
         "checkpoint": checkpoint,
         "checkpoint_steps": [step for each in loaded for step in each.steps],
@@ -297,7 +298,7 @@ def _bleu(args: argparse.Namespace) -> None:
     )
     score = score_text(hypotheses, references, args.lowercase, warn)
     report = dataclasses.asdict(score)
-    report |= _paper(hypotheses, references, args.lang or "de", args)
+    report |= _paper(args, hypotheses, references, args.lang or "de", args.lowercase)
     if not args.compare:
         _print_score(report, args.json)
         return
@@ -316,17 +317,18 @@ def _bleu(args: argparse.Namespace) -> None:
 
 
 def _paper(
+    args: argparse.Namespace,
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     lang: str,
-    args: argparse.Namespace,
+    lowercase: bool,
 ) -> dict[str, Any]:
     """Returns what `--paper` adds to a report."""
     if not args.paper:
         return {}
     from transformer_jax.paper_bleu import paper_score
 
-    return dataclasses.asdict(paper_score(hypotheses, references, lang, args.lowercase))
+    return dataclasses.asdict(paper_score(hypotheses, references, lang, lowercase))
 
 
 def _print_score(report: dict[str, Any], as_json: bool) -> None:

@@ -58,6 +58,7 @@ class TokenizerConfig:
     model_path: str = ""  # an existing model, used as it is; SOURCE,TARGET if separate
     character_coverage: float = 1.0  # share of characters that get a piece
     byte_fallback: bool = True  # spell what has no piece in UTF-8 bytes
+    lowercase: bool = False  # text is lower-cased, so translations are, too
     train_lines: int = 500_000  # lines sampled, by train.seed, to train it on
     hard_vocab_limit: bool = True  # False: fewer pieces where the text gives no more
 

@@ -197,6 +197,12 @@ def check(config: Config) -> list[str]:
         + f" must be named where config.tokenizer.joint is {config.tokenizer.joint}",
     )
     need(
+        not (named and config.tokenizer.lowercase),
+        "config.tokenizer.lowercase is of a new vocabulary, but config.tokenizer."
+        "model_path names an existing one, which lower-cases if it was made to; leave "
+        "one of them out",
+    )
+    need(
         decode.beam_size <= config.tokenizer.vocab_size,
         f"config.decode.beam_size is {decode.beam_size}, more than the vocabulary size "
         f"{config.tokenizer.vocab_size}",

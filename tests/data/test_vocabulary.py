@@ -37,6 +37,25 @@ def test_same_text_gives_the_same_vocabulary(tokenizer: Tokenizer) -> None:
     assert other.fingerprint != tokenizer.fingerprint
 
 
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_lower_case_is_that_of_text_lowered_before(model_type: str) -> None:
+    """Python lowers letter by letter but for a final sigma and the Turkish dotted I."""
+    capitals = [line.title() for line in LINES] + ["ÄÖÜ ẞ ÇŁØ ЖЁ ΑΒΓ ԱԲ 𐐀 ǅ Ⓐ K"] * 20
+    config = dataclasses.replace(CONFIG, model_type=model_type)
+    lowering = dataclasses.replace(config, lowercase=True)
+    found = train(capitals, lowering, seed=0)
+    expected = train([line.lower() for line in capitals], config, seed=0)
+    size = expected.vocab_size
+    assert found.pieces(range(size)) == expected.pieces(range(size))
+    for line in (*capitals[::50], "STRASSE Straße", "ÀÉ<s>", "ABC\u0130"):
+        lowered = "".join(c if c == "\u0130" else c.lower() for c in line)
+        assert found.encode([line]) == expected.encode([lowered])
+        assert found.decode(found.encode([line])[0]) == lowered
+    assert found.lowercase and not expected.lowercase
+    assert train(capitals, lowering, seed=0).model == found.model
+    assert b".tsv" not in found.model
+
+
 def test_seed_matters_only_where_lines_are_drawn(tokenizer: Tokenizer) -> None:
     assert train(LINES, CONFIG, seed=1).model == tokenizer.model
     few = dataclasses.replace(CONFIG, train_lines=150)

@@ -31,7 +31,12 @@ Report = Callable[[str], None]
 Track = Callable[[Iterable[Any], str], Iterable[Any]]  # given what is done with pairs
 
 # Tokenizer fields that older runs have not, by the value that does as those did.
-ADDED = {"hard_vocab_limit": True, "joint": True, "source_vocab_size": 0}
+ADDED = {
+    "hard_vocab_limit": True,
+    "joint": True,
+    "lowercase": False,
+    "source_vocab_size": 0,
+}
 
 
 def unwatched(pairs: Iterable[Any], what: str) -> Iterable[Any]:

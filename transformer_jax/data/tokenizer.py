@@ -2,19 +2,26 @@
 
 Text is encoded as it stands, but for white space: runs of blanks become one and blanks
 at the ends go, as SentencePiece does it, whose own mark U+2581 counts as a blank, too.
-No Unicode normalisation. Special ids never come out of text: a typed `</s>` is spelled
-like any other characters. Only the unknown id does, where a vocabulary without byte
-fallback has no piece for a character. Its text is U+FFFD, in place, without blanks, so
-that what is encoded and decoded again stays as it is.
+No Unicode normalisation. Where the config says so text is lower-cased, by the model
+itself, so that whoever encodes with it gets the same pieces.
+
+Special ids never come out of text: a typed `</s>` is spelled like any other characters.
+Only the unknown id does, where a vocabulary without byte fallback has no piece for a
+character. Its text is U+FFFD, in place, without blanks, so that what is encoded and
+decoded again stays as it is.
 """
 
+import contextlib
 import functools
 import hashlib
 import io
 import itertools
 import pathlib
 import re
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -97,6 +104,11 @@ class Tokenizer:
         lengths = count_characters(self.pieces(range(self.vocab_size)))
         lengths[[*SPECIAL_IDS, *self.byte_ids]] = 0
         return lengths
+
+    @functools.cached_property
+    def lowercase(self) -> bool:
+        """Whether text is lower-cased, so that no text that comes out has capitals."""
+        return "a" in self._processor.Normalize("A")
 
     @property
     def fingerprint(self) -> str:
@@ -207,26 +219,57 @@ def train(
     if not sample:
         raise DataError("no text to train a vocabulary on: every line is empty")
     model, drawn = io.BytesIO(), len(sample)
+    size = config.source_size if side == "source" else config.vocab_size
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=map(_readable, _hand_over(sample)),
-            model_writer=model,
-            model_type=config.model_type,
-            vocab_size=config.source_size if side == "source" else config.vocab_size,
-            character_coverage=config.character_coverage,
-            byte_fallback=config.byte_fallback,
-            hard_vocab_limit=config.hard_vocab_limit,
-            normalization_rule_name="identity",
-            max_sentence_length=1 << 16,
-            pad_id=PAD_ID,
-            eos_id=EOS_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            minloglevel=2,
-        )
+        with _normalization(config.lowercase) as normalization:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=map(_readable, _hand_over(sample)),
+                model_writer=model,
+                model_type=config.model_type,
+                vocab_size=size,
+                character_coverage=config.character_coverage,
+                byte_fallback=config.byte_fallback,
+                hard_vocab_limit=config.hard_vocab_limit,
+                max_sentence_length=1 << 16,
+                pad_id=PAD_ID,
+                eos_id=EOS_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                minloglevel=2,
+                **normalization,
+            )
     except RuntimeError as error:
         raise _explain(error, config, drawn, side) from error
-    return Tokenizer(model.getvalue(), "the new vocabulary")
+    found = model.getvalue()
+    if config.lowercase:
+        found = _without_path(found)
+    return Tokenizer(found, "the new vocabulary")
+
+
+@contextlib.contextmanager
+def _normalization(lowercase: bool) -> Iterator[dict[str, Any]]:
+    """Gives the trainer's options; its rules are a file, which is gone afterwards."""
+    if not lowercase:
+        yield {"normalization_rule_name": "identity"}
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv", encoding="ascii") as rules:
+        for letter in map(chr, range(sys.maxunicode + 1)):
+            lower = letter.lower()
+            if lower != letter and len(lower) == 1:  # all but the Turkish dotted I
+                rules.write(f"{ord(letter):X}\t{ord(lower):X}\n")
+        rules.flush()
+        yield {"normalization_rule_tsv": rules.name}
+
+
+def _without_path(model: bytes) -> bytes:
+    """Takes out the file of rules, so that the same text gives the same model."""
+    from sentencepiece.sentencepiece_model_pb2 import (
+        ModelProto,  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+    parsed = ModelProto.FromString(model)
+    parsed.normalizer_spec.ClearField("normalization_rule_tsv")
+    return parsed.SerializeToString()
 
 
 def _hand_over(lines: list[str]) -> Iterator[str]:

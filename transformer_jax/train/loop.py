@@ -187,7 +187,10 @@ class Trainer:
         translator = self._translator
         translator.params = (state.params,)
         source, target = corpus.text()
-        score, _ = evaluate(translator, source, [target], self.config.decode)
+        lowercase = self.data.vocabularies.target.lowercase
+        score, _ = evaluate(
+            translator, source, [target], self.config.decode, lowercase=lowercase
+        )
         values = loss_metrics(sums)
         progress.say(
             f"valid  loss {values['nll']:.3f}  perplexity {values['perplexity']:.2f}  "
