@@ -8,8 +8,8 @@ Command:    transformer-jax train --config=configs/multi30k.py
                 --config.data.root=FOLDER --workdir=runs/multi30k
             FOLDER holds train, val and test_2016_flickr, each as .en.gz and .de.gz.
 Hardware:   2 CPU cores, 4 hours
-Expect:     after 10,000 of the 16,000 updates 40.7, sacreBLEU 40.3 on raw cased text; at
-            12,000 no better, and stopped there
+Expect:     after 10,000 of the 16,000 updates 40.7, sacreBLEU 40.3 on raw cased text;
+            at 12,000 no better, and stopped there
 """
 
 import ml_collections
