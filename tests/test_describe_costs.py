@@ -175,13 +175,23 @@ def bytes_kept(config: Config, rows: int, length: int) -> int:
     jaxpr = jax.make_jaxpr(kept)(params, batch, jax.random.key(0)).jaxpr
     constant = len(jax.tree.leaves(params))
     inputs = [i >= constant for i in range(len(jaxpr.invars))]
-    leaves = [
-        leaf.aval
-        for leaf, varies in zip(jaxpr.outvars, varying(jaxpr, inputs), strict=True)
-        if varies
-    ]
+    # An array kept in two shapes is one in memory.
+    same = {
+        e.outvars[0]: e.invars[0] for e in jaxpr.eqns if str(e.primitive) == "reshape"
+    }
+    leaves = {}
+    for leaf, varies in zip(jaxpr.outvars, varying(jaxpr, inputs), strict=True):
+        if not varies:
+            continue
+        while leaf in same:
+            leaf = same[leaf]
+        leaves[leaf] = leaf.aval
     gradients = [(vocab_size, config.model.d_model), (vocab_size,)]
-    return sum(a.size * a.dtype.itemsize for a in leaves if a.shape not in gradients)  # pyright: ignore
+    return sum(
+        a.size * a.dtype.itemsize
+        for a in leaves.values()
+        if a.shape not in gradients  # pyright: ignore
+    )
 
 
 BFLOAT16 = {"dtype": "bfloat16"}
