@@ -46,8 +46,8 @@ def matrix_product(
     """Contracts the last axes of `x` with the first ones of `kernel`, as two matrices.
 
     It takes the place of `dot_general` in a layer: the same sums, and for a gradient a
-    CPU's compiler then turns none of its operands around. Elsewhere it is `dot_general`:
-    a TPU pads the last two axes, so there another shape may be a copy.
+    CPU's compiler then turns none of its operands around. Elsewhere `dot_general` it
+    is: a TPU pads the last two axes, so there another shape may be a copy.
     """
     if jax.default_backend() != "cpu":
         return jax.lax.dot_general(x, kernel, dimensions, **options)
