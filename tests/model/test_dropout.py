@@ -24,7 +24,7 @@ from reference import (
 )
 
 from transformer_jax.config import ModelConfig
-from transformer_jax.model.layers import Dropout
+from transformer_jax.model.layers import Dropout, _random_bits
 
 ONES = jnp.ones((8, 5, 9))
 
@@ -49,10 +49,30 @@ def test_dropout_keeps_its_rate_and_its_scale(rate: float) -> None:
     for axes, count in (((1, 2), 41 * 25), (0, 64)):
         error = 6 * math.sqrt(rate * (1 - rate) / count)
         assert np.abs(kept.mean(axis=axes) - (1 - rate)).max() < error
-    # Neighbours are independent: the two halves of a random word, too.
+    # Neighbours are independent.
     flat = kept.reshape(64, -1).astype(float) - (1 - rate)
     both = (flat[:, 1:] * flat[:, :-1]).mean() / (rate * (1 - rate))
     assert abs(both) < 5 / math.sqrt(flat.size)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_bits_are_even_and_independent(seed: int) -> None:
+    """Of every bit, of neighbours a few places apart, of rows, and of keys."""
+    shape = (128, 2048)
+    one, other = (
+        np.asarray(_random_bits(jax.random.fold_in(jax.random.key(seed), i), 0, shape))
+        for i in range(2)
+    )
+    ones = [((one >> bit) & 1).mean() for bit in range(32)]
+    assert np.abs(np.asarray(ones) - 0.5).max() < 6 * 0.5 / math.sqrt(one.size)
+    # Chi-squared of 256 cells, by the four upper bits of both of a pair.
+    lags = [(one[:, :-lag], one[:, lag:]) for lag in (1, 2, 3, 7, 64, 512)]
+    rows = [(one[:-lag], one[lag:]) for lag in (1, 2, 64)]
+    for a, b in [*lags, *rows, (one, other), (one, one << 16)]:
+        cells = np.bincount(((a >> 28) * 16 + (b >> 28)).ravel(), minlength=256)
+        expected = a.size / 256
+        chi_squared = ((cells - expected) ** 2 / expected).sum()
+        assert abs(chi_squared - 255) < 6 * math.sqrt(2 * 255)
 
 
 def test_dropout_scales_what_is_there() -> None:

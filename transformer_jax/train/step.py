@@ -83,8 +83,10 @@ def sums_axes(state: TrainState) -> "BatchSums":
 
 
 def sum_over(tree: Any, axis_name: str | None) -> Any:
-    """Adds up `tree` over devices; without an axis it is the sum already."""
-    return tree if axis_name is None else jax.lax.psum(tree, axis_name)
+    """Adds up `tree` over devices; that of one device is the sum already."""
+    if axis_name is None or jax.lax.axis_size(axis_name) == 1:
+        return tree  # `psum` over one device would copy it
+    return jax.lax.psum(tree, axis_name)
 
 
 class BatchSums(flax.struct.PyTreeNode):
@@ -191,10 +193,10 @@ def apply_sums(
         The next state and the metrics, both the same on every device.
     """
     losses, gradients = sum_over((total.losses, total.gradients), axis_name)
-    gradients = jax.tree.map(lambda g: g / losses.tokens, gradients)
-
+    # Of the sums, so that the mean gradient is made where it is used, not stored.
     squares = [jnp.square(leaf).sum() for leaf in jax.tree.leaves(gradients)]
-    norm = jnp.sqrt(sum(squares))
+    norm = jnp.sqrt(sum(squares)) / losses.tokens
+    gradients = jax.tree.map(lambda g: g / losses.tokens, gradients)
     bad = ~jnp.isfinite(jnp.stack([losses.loss, *squares]))
     good = ~bad.any()
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
