@@ -16,6 +16,7 @@ import tiny
 from transformer_jax.config import Config
 from transformer_jax.config_file import load
 from transformer_jax.data.prepare import Prepared, prepare
+from transformer_jax.data.tokenizer import Tokenizer
 from transformer_jax.errors import ConfigError
 from transformer_jax.train import ending, loop
 from transformer_jax.train.loss import LossSums
@@ -100,6 +101,27 @@ def rehearse(
 
     run.workdir = tmp_path  # pyright: ignore
     return run
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_validation_compares_as_the_vocabulary_has_it(
+    prepared, tmp_path, monkeypatch, lowercase
+) -> None:
+    """A perfect translation, but for capitals that a lower-casing one cannot have."""
+    trainer = loop.Trainer(prepared[0], tmp_path, prepared[1], print)
+    trainer.checkpoints.close()
+    _, target = prepared[1].splits["valid"].text()
+    assert any(line != line.lower() for line in target)
+    found = [[SimpleNamespace(text=line.lower())] for line in target]
+    perfect = SimpleNamespace(params=None, translate=lambda *_, **__: found)
+    monkeypatch.setattr(Tokenizer, "lowercase", lowercase)
+    monkeypatch.setattr(trainer, "_translator", perfect)
+    monkeypatch.setattr(trainer.programs, "evaluate", lambda *_: SUMS)
+    shown: list[str] = []
+    progress = SimpleNamespace(say=shown.append)
+    values = trainer.validate(SimpleNamespace(params={}), progress)  # pyright: ignore
+    assert (values["bleu"] > 99.9) == lowercase
+    assert ("case:lc" in shown[0]) == lowercase
 
 
 def test_the_share_of_time_spent_waiting_for_data_is_logged(rehearse) -> None:
