@@ -52,7 +52,9 @@ def test_order(translator, lines, expected):
     same(found, [expected[i] for i in order])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    "count", [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 3]
+)
 def test_device_count(trained, monkeypatch, lines, expected, count):
     chosen = jax.devices()[:count]
     monkeypatch.setattr(parallel, "devices", lambda: chosen)

@@ -155,7 +155,9 @@ def test_a_segment_neither_sees_nor_is_seen_by_others(variant: str) -> None:
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 8])
-@pytest.mark.parametrize("variant", ["pre", "learned, post"])
+@pytest.mark.parametrize(
+    "variant", [pytest.param("pre", marks=pytest.mark.slow), "learned, post"]
+)
 def test_an_update_is_that_of_the_pairs_alone(monkeypatch, count, variant) -> None:
     """Plain gradient descent, which hides no small difference as Adam would."""
     config = dataclasses.replace(PACKED[variant], dropout=0.0)

@@ -45,7 +45,8 @@ LAYOUTS = {
     "mesh 1x1x8": (8, mesh(1, 1, 8)),
     "mesh 2x2x2": (8, mesh(2, 2, 2)),
 }
-RARE = ("pmap 1", "pmap 2", "mesh 1x1x1", "mesh 8x1x1")  # in the slow tests
+# In the slow tests.
+RARE = ("pmap 1", "pmap 2", "mesh 1x1x1", "mesh 8x1x1", "mesh 1x1x8")
 
 
 def batches(count: int) -> list[Batch]:

@@ -177,13 +177,18 @@ def config_of(trained: pathlib.Path) -> str:
     [
         pytest.param(*("plain", "after the first update"), marks=pytest.mark.slow),
         ("plain", "at the border of epochs"),
-        ("plain", "in the second epoch"),
-        ("clipped", "just before the end of warm-up"),
+        pytest.param(*("plain", "in the second epoch"), marks=pytest.mark.slow),
+        pytest.param(
+            *("clipped", "just before the end of warm-up"), marks=pytest.mark.slow
+        ),
         pytest.param(
             *("accumulated", "after the first update"), marks=pytest.mark.slow
         ),
         ("accumulated", "after an update with batches of two epochs"),
-        ("packed", "after an update with batches of two epochs"),
+        pytest.param(
+            *("packed", "after an update with batches of two epochs"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_stop_and_resume_is_the_same_run(

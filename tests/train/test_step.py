@@ -73,7 +73,10 @@ def close(found, expected, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "count",
+    [*(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2)), 3, 8],
+)
 def test_devices_do_not_change_the_update(monkeypatch, fresh, count):
     """Dropout is on; 6 rows do not divide over 8 devices, so some get padding only."""
     chosen = jax.devices()[:count]
