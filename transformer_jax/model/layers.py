@@ -97,8 +97,8 @@ def _random_bits(
 
     JAX's generator draws where a row starts and its stride; the elements are hashed
     from there (lowbias32 of C. Wellons' hash-prospector: each bit of the input turns
-    each bit of the result with a probability near 1/2). To draw every element by
-    JAX's generator takes eight times the operations.
+    each bit of the result with a probability near 1/2), which takes a fraction of the
+    operations of drawing each.
     """
     rows, size = shape[0], math.prod(shape[1:])
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(first + jnp.arange(rows))
