@@ -130,6 +130,9 @@ def test_the_update_is_adam_on_the_mean_loss_of_the_batch(fresh):
     tokens = float(metrics.sums.tokens)
     assert tokens == batch.target_length.sum()
     assert float(metrics.sums.loss) / tokens == pytest.approx(float(value), rel=1e-5)
+    whole = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradients)])
+    norm = np.linalg.norm(whole.astype(np.float64))
+    assert float(metrics.gradient_norm) == pytest.approx(norm, rel=1e-5)
     rate = 12**-0.5 * 5**-1.5  # the schedule's first step
     for old, now, gradient in zip(
         *(jax.tree.leaves(t) for t in (state.params, new.params, gradients)),
