@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures decoding: sentences a second, memory, compile time.
 
-With --steps=N the parameters are random, every source has 14 words, and exactly N steps
-are forced. With --steps=natural a trained run (--workdir) translates the first lines of
-a file (--input), and its outputs end where they end.
+With --steps=N exactly N steps are forced; with --steps=natural outputs end where they
+end. A trained run (--workdir) translates the first lines of a file (--input). Without
+one, which natural ends need, the parameters are random and every source has 14 words.
 
 One call of `Translator.translate`, which `transformer-jax translate` makes, is timed:
 splitting into pieces, sorting, batches, the search, and making text of what it found.
@@ -67,7 +67,7 @@ def trained_model(args: argparse.Namespace) -> Setup:
     """
     if not (args.workdir and args.input):
         raise ConfigError(
-            "--steps=natural needs a trained model: give --workdir=RUN, and "
+            "a trained model (--steps=natural needs one) takes both --workdir=RUN and "
             "--input=FILE with text for it"
         )
     if args.overrides:
@@ -111,7 +111,7 @@ def translate(
 def measure_decoding(args: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     """Compiles, translates, and returns what was measured."""
     natural = args.steps == "natural"
-    setup = trained_model(args) if natural else random_model(args, folder)
+    setup = random_model(args, folder) if args.shape else trained_model(args)
     config, translator, lines = setup
     decode = settings(args, config)
     first, steps = translate(translator, lines, decode)
@@ -160,13 +160,10 @@ def main() -> None:
     parser.add_argument("--sentences", type=measure.positive, default=256)
     parser.add_argument("--batch", type=measure.positive, default=64)
     parser.add_repeats()
-    parser.add_argument("--workdir", type=pathlib.Path, help="a trained run")
-    parser.add_argument("--input", type=pathlib.Path, help="text for it to translate")
+    parser.add_run()
     args = parser.parse_overrides()
-    if args.steps == "natural":
+    if args.steps == "natural" or args.workdir or args.input:
         args.shape = None  # it is the run's
-    elif args.workdir or args.input:
-        parser.error("--workdir and --input are for --steps=natural")
     # Compile time is that of a first run.
     jax.config.update("jax_enable_compilation_cache", False)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures how cost grows with work; every point is a fresh process.
 
-    decode   seconds an output token, for outputs of 16 to 256 tokens
+    decode   seconds an output token, for outputs of 16 to 256 tokens, by random
+             parameters or by a trained run (--workdir, --input)
     memory   peak memory of training, for vocabularies of 8 k to 64 k, and for batches
     start    seconds from the start of `transformer-jax train` to the first update, with
              an empty cache of compiled programs, and with the one that this filled;
@@ -46,6 +47,8 @@ def driver(name: str, *flags: str) -> dict[str, Any]:
 
 def decode(args: argparse.Namespace, points: Sequence[int]) -> None:
     """Prints a line for each number of forced steps."""
+    given = {"workdir": args.workdir, "input": args.input}
+    run = [f"--{name}={value}" for name, value in given.items() if value]
     for steps in points:
         found = driver(
             "decode_speed",
@@ -54,6 +57,7 @@ def decode(args: argparse.Namespace, points: Sequence[int]) -> None:
             f"--beam={args.beam}",
             f"--sentences={args.sentences}",
             f"--repeats={args.repeats}",
+            *run,
         )
         seconds = 1 / found["output_tokens_per_second"]
         _point(args, {"steps": steps, "seconds_per_token": seconds, "measured": found})
@@ -134,6 +138,7 @@ def main() -> None:
     parser.add_argument("--beam", type=measure.positive, default=4, help="of decode")
     parser.add_argument("--sentences", type=measure.positive, default=256)
     parser.add_argument("--repeats", type=measure.positive, default=5)
+    parser.add_run()
     args = parser.parse_args()
     if args.what == "start":
         start(args)

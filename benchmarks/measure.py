@@ -59,6 +59,11 @@ class Parser(argparse.ArgumentParser):
             help="another toolkit's, to be run between repeats; several take turns",
         )
 
+    def add_run(self) -> None:
+        """Adds a trained run to decode with, in place of random parameters."""
+        self.add_argument("--workdir", type=pathlib.Path, help="a trained run")
+        self.add_argument("--input", type=pathlib.Path, help="text for it to translate")
+
     def parse_overrides(self) -> argparse.Namespace:
         """Parses the command line; `--config.a.b=value` flags are in `overrides`."""
         args, rest = self.parse_known_args()

@@ -151,13 +151,15 @@ def test_forced_steps_are_taken(own, beam):
 
 
 @pytest.mark.slow
-def test_natural_ends_are_those_of_a_trained_run(trained, tmp_path):
+@pytest.mark.parametrize("steps", ["natural", "40"])
+def test_a_trained_run_decodes_to_its_ends_or_to_forced_ones(trained, tmp_path, steps):
     text = tmp_path / "text.en"
     text.write_text("".join(f"{source}\n" for source, _ in sentences(9, 5)))
-    flags = "--steps=natural", f"--workdir={trained}", f"--input={text}"
+    flags = f"--steps={steps}", f"--workdir={trained}", f"--input={text}"
     (found,) = lines(start("decode_speed", *flags, "--sentences=9", "--repeats=1"))
     most = 32 + FIELDS["decode.max_extra_length"]
-    assert 1 <= found["shortest_output"] <= found["longest_output"] <= most
+    assert 1 <= found["shortest_output"] <= found["longest_output"] <= max(most, 40)
+    assert (found["shortest_output"] == 40) == (steps == "40")
     assert found["shape"] is None
 
 
